@@ -1,0 +1,1 @@
+"""Holds `triptych.v1`, the contract."""

@@ -1,0 +1,165 @@
+"""Every error that leaves a service: an exception here, a gRPC status with google.rpc.ErrorInfo on the wire.
+
+Code raises `ServiceError` with a `Reason`; the table below says which status a reason is. The server interceptor
+turns the exception into the status (`to_status`); `reason_of` reads it back on the caller's side. Any other
+exception is our own bug: INTERNAL, without internals.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+DOMAIN = "triptych"
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+class Reason(StrEnum):
+    """ErrorInfo.reason: stable names that callers may branch on."""
+
+    PARAMETER_OUT_OF_RANGE = "PARAMETER_OUT_OF_RANGE"
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
+    EMPTY_PROMPT = "EMPTY_PROMPT"
+    INVALID_JSON = "INVALID_JSON"
+    INVALID_TEXT = "INVALID_TEXT"
+    TEMPLATE_FAILED = "TEMPLATE_FAILED"
+    TOOLS_UNSUPPORTED = "TOOLS_UNSUPPORTED"
+    STREAM_INCOMPLETE = "STREAM_INCOMPLETE"
+    MALFORMED_STEP = "MALFORMED_STEP"
+    MALFORMED_SESSION = "MALFORMED_SESSION"
+    UNKNOWN_MODEL = "UNKNOWN_MODEL"
+    FINGERPRINT_MISMATCH = "FINGERPRINT_MISMATCH"
+    NO_CHAT_TEMPLATE = "NO_CHAT_TEMPLATE"
+    NO_SCHEDULER = "NO_SCHEDULER"
+    FENCED = "FENCED"
+    SUPERSEDED = "SUPERSEDED"
+    QUEUE_FULL = "QUEUE_FULL"
+    SLOW_READER = "SLOW_READER"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    DEADLINE = "DEADLINE"
+    NO_WORKER = "NO_WORKER"
+    WORKER_LOST = "WORKER_LOST"
+    SCHEDULER_LOST = "SCHEDULER_LOST"
+    DRAINING = "DRAINING"
+    SEQUENCE_FAILED = "SEQUENCE_FAILED"
+    BUG = "BUG"
+
+
+_CODES: dict[grpc.StatusCode, tuple[Reason, ...]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: (
+        Reason.PARAMETER_OUT_OF_RANGE,
+        Reason.PROMPT_TOO_LONG,
+        Reason.EMPTY_PROMPT,
+        Reason.INVALID_JSON,
+        Reason.INVALID_TEXT,
+        Reason.TEMPLATE_FAILED,
+        Reason.TOOLS_UNSUPPORTED,
+        Reason.STREAM_INCOMPLETE,
+        Reason.MALFORMED_STEP,
+        Reason.MALFORMED_SESSION,
+    ),
+    grpc.StatusCode.NOT_FOUND: (Reason.UNKNOWN_MODEL,),
+    grpc.StatusCode.FAILED_PRECONDITION: (
+        Reason.FINGERPRINT_MISMATCH,
+        Reason.NO_CHAT_TEMPLATE,
+        Reason.NO_SCHEDULER,
+        Reason.FENCED,
+    ),
+    grpc.StatusCode.ABORTED: (Reason.SUPERSEDED,),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (
+        Reason.QUEUE_FULL,
+        Reason.SLOW_READER,
+        Reason.OUT_OF_MEMORY,
+        Reason.MESSAGE_TOO_LARGE,
+    ),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (Reason.DEADLINE,),
+    grpc.StatusCode.UNAVAILABLE: (
+        Reason.NO_WORKER,
+        Reason.WORKER_LOST,
+        Reason.SCHEDULER_LOST,
+        Reason.DRAINING,
+    ),
+    grpc.StatusCode.INTERNAL: (Reason.SEQUENCE_FAILED, Reason.BUG),
+}
+STATUS_CODE: dict[Reason, grpc.StatusCode] = {reason: code for code, reasons in _CODES.items() for reason in reasons}
+
+
+class ServiceError(Exception):
+    """An error that a caller sees as it is: a reason, a sentence and, where a field is at fault, its path."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        field: str = "",
+        retry_after_seconds: float | None = None,
+        **metadata: object,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.retry_after_seconds = retry_after_seconds
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The gRPC status that this reason is."""
+        return STATUS_CODE[self.reason]
+
+
+def out_of_range(field: str, value: object, allowed: str) -> ServiceError:
+    """The error for a bad parameter; names the field's path, the value and what is allowed."""
+    return ServiceError(
+        Reason.PARAMETER_OUT_OF_RANGE,
+        f"{field} is {_shorten(value)}; allowed: {allowed}",
+        field=field,
+        value=_shorten(value),
+        allowed=allowed,
+    )
+
+
+def to_status(error: ServiceError) -> status_pb2.Status:
+    """The wire form: ErrorInfo always, BadRequest if a field is at fault, RetryInfo if a retry may help."""
+    details: list[Any] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    ]
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_seconds is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = [any_pb2.Any() for _ in details]
+    for target, detail in zip(packed, details, strict=True):
+        target.Pack(detail)
+    return status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=error.message, details=packed)
+
+
+def details_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    """The google.rpc.Status that a failed call carries, if it carries one."""
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in trailing or ():
+        if key == DETAILS_KEY:
+            return status_pb2.Status.FromString(value)
+    return None
+
+
+def reason_of(error: grpc.RpcError) -> Reason | None:
+    """The reason that a failed call carries; None if it has none of ours (a broken connection, say)."""
+    status = details_of(error)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status else ():
+        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
+            return Reason(info.reason)
+    return None
+
+
+def _shorten(value: object, limit: int = 80) -> str:
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
