@@ -1,8 +1,8 @@
 """Every error that leaves a service: an exception here, a gRPC status with google.rpc.ErrorInfo on the wire.
 
-Code raises `ServiceError` with a `Reason`; the table below says which status a reason is. The server interceptor
-turns the exception into the status (`to_status`); `reason_of` reads it back on the caller's side. Any other
-exception is our own bug: INTERNAL, without internals.
+Code raises `ServiceError` with a `Reason`; the table below says which status a reason is. The server
+interceptor turns the exception into the status (`to_status`); `reason_of` reads it back on the caller's side.
+Any other exception is our own bug: INTERNAL, without internals.
 """
 
 from enum import StrEnum
@@ -34,7 +34,6 @@ class Reason(StrEnum):
     NO_CHAT_TEMPLATE = "NO_CHAT_TEMPLATE"
     NO_SCHEDULER = "NO_SCHEDULER"
     FENCED = "FENCED"
-    SUPERSEDED = "SUPERSEDED"
     QUEUE_FULL = "QUEUE_FULL"
     SLOW_READER = "SLOW_READER"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
@@ -68,7 +67,6 @@ _CODES: dict[grpc.StatusCode, tuple[Reason, ...]] = {
         Reason.NO_SCHEDULER,
         Reason.FENCED,
     ),
-    grpc.StatusCode.ABORTED: (Reason.SUPERSEDED,),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (
         Reason.QUEUE_FULL,
         Reason.SLOW_READER,
@@ -84,7 +82,9 @@ _CODES: dict[grpc.StatusCode, tuple[Reason, ...]] = {
     ),
     grpc.StatusCode.INTERNAL: (Reason.SEQUENCE_FAILED, Reason.BUG),
 }
-STATUS_CODE: dict[Reason, grpc.StatusCode] = {reason: code for code, reasons in _CODES.items() for reason in reasons}
+STATUS_CODE: dict[Reason, grpc.StatusCode] = {
+    reason: code for code, reasons in _CODES.items() for reason in reasons
+}
 
 
 class ServiceError(Exception):
@@ -97,6 +97,7 @@ class ServiceError(Exception):
         *,
         field: str = "",
         retry_after_seconds: float | None = None,
+        code: grpc.StatusCode | None = None,
         **metadata: object,
     ) -> None:
         super().__init__(message)
@@ -104,12 +105,9 @@ class ServiceError(Exception):
         self.message = message
         self.field = field
         self.retry_after_seconds = retry_after_seconds
+        # The table's status, but for one case: a session that a later one ends is ABORTED with reason FENCED.
+        self.code = code or STATUS_CODE[reason]
         self.metadata = {key: str(value) for key, value in metadata.items()}
-
-    @property
-    def code(self) -> grpc.StatusCode:
-        """The gRPC status that this reason is."""
-        return STATUS_CODE[self.reason]
 
 
 def out_of_range(field: str, value: object, allowed: str) -> ServiceError:

@@ -1,0 +1,93 @@
+"""The server that every service runs in: TLS, bounds, health, reflection, and the way down.
+
+Going down: at the first SIGTERM or SIGINT readiness turns NOT_SERVING and new calls are refused (UNAVAILABLE,
+DRAINING); running calls go on for `drain_seconds`, then end with that same error, never as a clean end. A
+second signal exits at once.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shared.config import ConfigError, ServiceConfig
+from shared.interceptors import DrainState, ServerInterceptor
+from shared.log import get_logger
+from shared.wire import SERVER_OPTIONS, Address
+
+_log = get_logger()
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class GrpcServer:
+    """One listening server. Register servicers on `.server`, then `start`, then `run_until_signal`."""
+
+    def __init__(self, config: ServiceConfig, service_names: Iterable[str]) -> None:
+        """`service_names`: full names of the services that are registered, for reflection and readiness."""
+        self._config = config
+        self._service_names = tuple(service_names)
+        self.drain = DrainState()
+        self.server = grpc.aio.server(interceptors=[ServerInterceptor(self.drain)], options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        names = (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server)
+        self._signalled = asyncio.Event()
+
+    async def start(self) -> Address:
+        """Listens; returns the address, with the real port if 0 was asked for. Raises ConfigError."""
+        address = self._config.listen
+        try:
+            port = self._bind(address)
+        except RuntimeError:
+            raise ConfigError(f"--listen: cannot listen on {address}: is the port in use?") from None
+        for name in self._service_names:
+            await self.set_ready(name, False)
+        await self._health.set("", _SERVING)
+        await self.server.start()
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+        return address.with_port(port)
+
+    async def set_ready(self, service_name: str, ready: bool) -> None:
+        """Readiness of one service. A draining server stays NOT_SERVING."""
+        serving = ready and not self.drain.draining
+        await self._health.set(service_name, _SERVING if serving else _NOT_SERVING)
+
+    async def run_until_signal(self) -> None:
+        """Returns when the process was asked to end and every call has ended."""
+        await self._signalled.wait()
+        self.drain.begin()
+        for name in self._service_names:
+            await self.set_ready(name, False)
+        _log.info("draining", calls=len(self.drain.calls), limit_seconds=self._config.drain_seconds)
+        if not await self.drain.wait_until_idle(self._config.drain_seconds):
+            _log.warning("drain_limit_reached", calls=len(self.drain.calls))
+            await self.drain.end_calls()
+        await self.server.stop(grace=0.5)
+
+    def stop(self) -> None:
+        """Begins the way down, as a signal does."""
+        self._signalled.set()
+
+    def _bind(self, address: Address) -> int:
+        if self._config.tls_cert is None or self._config.tls_key is None:
+            return self.server.add_insecure_port(str(address))
+        credentials = grpc.ssl_server_credentials(
+            [(self._config.tls_key.read_bytes(), self._config.tls_cert.read_bytes())],
+            root_certificates=self._config.tls_ca.read_bytes() if self._config.tls_ca else None,
+            require_client_auth=self._config.tls_client_auth,
+        )
+        return self.server.add_secure_port(str(address), credentials)
+
+    def _on_signal(self, signal_number: signal.Signals) -> None:
+        if self._signalled.is_set():
+            os._exit(128 + signal_number)
+        self._signalled.set()

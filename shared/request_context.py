@@ -1,0 +1,52 @@
+"""What travels with a call through all services: the request's id and the W3C trace context.
+
+Both arrive as metadata, live in context variables while the call is served, and leave as metadata on every
+call made meanwhile.
+"""
+
+import re
+import secrets
+import uuid
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+
+import structlog
+
+REQUEST_ID_KEY = "x-request-id"
+TRACEPARENT_KEY = "traceparent"
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+# Goes into metadata and logs as it is: printable ASCII, bounded.
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Takes over a caller's id and trace, with a span of our own; makes what is missing or malformed."""
+    values = {key: value for key, value in metadata if isinstance(value, str)}
+    set_request_id(values.get(REQUEST_ID_KEY, ""))
+    match = _TRACEPARENT.fullmatch(values.get(TRACEPARENT_KEY, ""))
+    trace_id, flags = (match[1], match[3]) if match else (secrets.token_hex(16), "00")
+    span_id = secrets.token_hex(8)
+    _traceparent.set(f"00-{trace_id}-{span_id}-{flags}")
+    structlog.contextvars.bind_contextvars(trace_id=trace_id, span_id=span_id)
+
+
+def set_request_id(request_id: str) -> None:
+    """Names the request from here on: the message's own id, where it has one, wins over the metadata's."""
+    known = request_id if _REQUEST_ID.fullmatch(request_id) else ""
+    _request_id.set(known or _request_id.get() or uuid.uuid4().hex)
+    structlog.contextvars.bind_contextvars(request_id=_request_id.get())
+
+
+def request_id() -> str:
+    """The id of the request being served; empty outside a call."""
+    return _request_id.get()
+
+
+def outgoing_metadata() -> Sequence[tuple[str, str]]:
+    """What a call made now passes on."""
+    pairs = ((REQUEST_ID_KEY, _request_id.get()), (TRACEPARENT_KEY, _traceparent.get()))
+    return [(key, value) for key, value in pairs if value]
