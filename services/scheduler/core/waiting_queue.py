@@ -1,0 +1,45 @@
+"""The sequences that wait for a worker, in the order in which they will start."""
+
+from bisect import insort
+from collections.abc import Iterator
+
+from services.scheduler.core.request import Sequence
+
+
+class WaitingQueue:
+    """By priority, equal ones by arrival; waiting raises the priority by one per `aging_seconds`.
+
+    All priorities rise alike, so the order of two sequences never changes and their keys are constant.
+    """
+
+    def __init__(self, aging_seconds: float) -> None:
+        self._aging_seconds = aging_seconds
+        self._sequences: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes its place by priority and arrival, also when it comes back."""
+        insort(self._sequences, sequence, key=self._key)
+
+    def peek(self) -> Sequence:
+        """The next one; the queue is not empty."""
+        return self._sequences[0]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes it out, if it is there."""
+        if sequence in self._sequences:
+            self._sequences.remove(sequence)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def check_integrity(self) -> None:
+        """Sorted, nothing twice."""
+        assert self._sequences == sorted(self._sequences, key=self._key)
+        assert len(self._sequences) == len(set(self._sequences))
+
+    def _key(self, sequence: Sequence) -> tuple[float, int]:
+        request = sequence.request
+        return (request.arrival_time - request.priority * self._aging_seconds, sequence.output_index)

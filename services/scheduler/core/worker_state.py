@@ -1,0 +1,36 @@
+"""One worker as the scheduler plans for it."""
+
+from dataclasses import dataclass, field
+
+from services.scheduler.core.kv_cache_manager import KVCacheManager
+from services.scheduler.core.request import Sequence
+from services.scheduler.core.scheduler_output import SchedulerOutput
+
+
+@dataclass
+class WorkerState:
+    """Exists while the worker's session is open."""
+
+    kv_cache: KVCacheManager
+    max_num_batched_tokens: int
+    # Admits nothing new; what runs goes on.
+    draining: bool = False
+    # In order of admission.
+    running: list[Sequence] = field(default_factory=list)
+    in_flight: SchedulerOutput | None = None
+    # Ended while in flight: their blocks are freed when the step is back.
+    ended_in_flight: list[Sequence] = field(default_factory=list)
+
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        """Whether the step on the worker now includes it."""
+        scheduled = self.in_flight.scheduled if self.in_flight else ()
+        return any(each.sequence is sequence for each in scheduled)
+
+    def choose_victim(self) -> Sequence:
+        """The newest of the lowest priority. The oldest never is, so that something always ends."""
+        oldest = min(self.running, key=lambda each: (each.request.arrival_time, each.output_index))
+        others = [each for each in self.running if each is not oldest]
+        assert others, "one sequence alone always fits: admission checks that"
+        return max(
+            others, key=lambda each: (-each.request.priority, each.request.arrival_time, each.output_index)
+        )
