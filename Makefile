@@ -49,7 +49,7 @@ test: setup ## all tests
 check: lint type test ## what a change must pass
 
 demo: setup ## three processes on this machine answer a conversation, streamed, with the embedded model
-	$(BIN)/python -m services.cli demo
+	$(BIN)/python -m services.cli.demo
 
 bench: setup ## speed, memory and start time, on this machine, alone (numbers go to tests/bench/LOG.md)
 	$(BIN)/python -m tests.bench

@@ -77,7 +77,7 @@ class ServiceConfig(TlsConfig):
     listen: ListenAddress = Field(description="Where the service listens, HOST:PORT.")
     metrics_listen: ListenAddress | None = Field(
         None,
-        description="Where Prometheus metrics are served over HTTP. [default: as --listen, port + 1000]",
+        description="Where Prometheus metrics are served over HTTP. (default: as --listen, port + 1000)",
     )
     log_level: LogLevel = Field(LogLevel.INFO, description="Log this and above. No level logs prompt text.")
     drain_seconds: float = Field(

@@ -1,10 +1,11 @@
 """Every error that leaves a service: an exception here, a gRPC status with google.rpc.ErrorInfo on the wire.
 
 Code raises `ServiceError` with a `Reason`; the table below says which status a reason is. The server
-interceptor turns the exception into the status (`to_status`); `reason_of` reads it back on the caller's side.
+interceptor turns the exception into the status (`to_status`); `reason_in` reads it back on the caller's side.
 Any other exception is our own bug: INTERNAL, without internals.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -42,7 +43,9 @@ class Reason(StrEnum):
     NO_WORKER = "NO_WORKER"
     WORKER_LOST = "WORKER_LOST"
     SCHEDULER_LOST = "SCHEDULER_LOST"
+    MODEL_LOADING = "MODEL_LOADING"
     DRAINING = "DRAINING"
+    PEER_NOT_ALLOWED = "PEER_NOT_ALLOWED"
     SEQUENCE_FAILED = "SEQUENCE_FAILED"
     BUG = "BUG"
 
@@ -78,8 +81,10 @@ _CODES: dict[grpc.StatusCode, tuple[Reason, ...]] = {
         Reason.NO_WORKER,
         Reason.WORKER_LOST,
         Reason.SCHEDULER_LOST,
+        Reason.MODEL_LOADING,
         Reason.DRAINING,
     ),
+    grpc.StatusCode.PERMISSION_DENIED: (Reason.PEER_NOT_ALLOWED,),
     grpc.StatusCode.INTERNAL: (Reason.SEQUENCE_FAILED, Reason.BUG),
 }
 STATUS_CODE: dict[Reason, grpc.StatusCode] = {
@@ -139,22 +144,14 @@ def to_status(error: ServiceError) -> status_pb2.Status:
     return status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=error.message, details=packed)
 
 
-def details_of(error: grpc.RpcError) -> status_pb2.Status | None:
-    """The google.rpc.Status that a failed call carries, if it carries one."""
-    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
-    for key, value in trailing or ():
-        if key == DETAILS_KEY:
-            return status_pb2.Status.FromString(value)
-    return None
-
-
-def reason_of(error: grpc.RpcError) -> Reason | None:
+def reason_in(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Reason | None:
     """The reason that a failed call carries; None if it has none of ours (a broken connection, say)."""
-    status = details_of(error)
     info = error_details_pb2.ErrorInfo()
-    for detail in status.details if status else ():
-        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
-            return Reason(info.reason)
+    for key, value in trailing_metadata or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
+                    return Reason(info.reason)
     return None
 
 

@@ -8,7 +8,7 @@ second signal exits at once.
 import asyncio
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -61,10 +61,12 @@ class GrpcServer:
         serving = ready and not self.drain.draining
         await self._health.set(service_name, _SERVING if serving else _NOT_SERVING)
 
-    async def run_until_signal(self) -> None:
+    async def run_until_signal(self, on_drain: Callable[[], None] | None = None) -> None:
         """Returns when the process was asked to end and every call has ended."""
         await self._signalled.wait()
         self.drain.begin()
+        if on_drain is not None:
+            on_drain()
         for name in self._service_names:
             await self.set_ready(name, False)
         _log.info("draining", calls=len(self.drain.calls), limit_seconds=self._config.drain_seconds)

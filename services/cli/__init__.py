@@ -1,0 +1,1 @@
+"""The `triptych` command. It starts processes and calls them; a service is imported only where it runs."""

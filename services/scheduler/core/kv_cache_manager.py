@@ -32,6 +32,12 @@ class KVCacheManager:
             sequence.token_ids(0, sequence.num_tokens - 1), sequence.request.cache_salt
         )
 
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether the pool alone is large enough for it; the last token of an output is never computed."""
+        request = sequence.request
+        num_tokens = len(request.prompt_token_ids) + request.max_tokens - 1
+        return self.num_blocks_for(num_tokens) <= self.pool.num_live + self.pool.num_available
+
     def can_admit(self, sequence: Sequence, computed_blocks: list[CachedBlock]) -> bool:
         """Whether all of its present tokens fit beside what is live, with one block to spare."""
         num_revived = sum(self.pool.is_cached(block.block_id) for block in computed_blocks)

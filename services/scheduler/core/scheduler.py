@@ -41,18 +41,16 @@ class Scheduler:
     def add_worker(self, worker: int, kv_cache: KVCacheManager, max_num_batched_tokens: int) -> None:
         """A session is open and every block of the worker is empty."""
         budget = min(self.max_num_batched_tokens, max_num_batched_tokens)
-        self.workers[worker] = WorkerState(kv_cache, budget)
+        self.workers[worker] = WorkerState(kv_cache, budget, min(self.max_num_seqs, budget))
 
     def remove_worker(self, worker: int) -> list[Event]:
-        """The session is gone. Its sequences move to the other workers; without any, requests fail."""
+        """The session is gone. Its sequences move to other workers; requests that no other can hold fail."""
         state = self.workers.pop(worker)
         for sequence in state.running:
             self._requeue(sequence, state)
             sequence.num_moves += 1
-        if self.workers:
-            return []
-        message = "the worker was lost, and there is no other one"
-        requests = dict.fromkeys(sequence.request for sequence in self.waiting)
+        message = "the worker was lost, and there is no other one that could go on"
+        requests = dict.fromkeys(each.request for each in self.waiting if not self._holders(each))
         return [event for request in requests for event in self._fail(request, "WORKER_LOST", message)]
 
     # Requests come and go.
@@ -82,7 +80,7 @@ class Scheduler:
         assert state.in_flight is None, "one step at a time"
         scheduled, has_preempted = self._schedule_running(state)
         events: list[Event] = []
-        if not has_preempted and not state.draining:
+        if not has_preempted:
             budget = state.max_num_batched_tokens - sum(each.num_scheduled_tokens for each in scheduled)
             events = self._admit_waiting(worker, state, budget, now, scheduled)
         if scheduled:
@@ -117,6 +115,10 @@ class Scheduler:
         """Sequences in the running batches."""
         return sum(len(state.running) for state in self.workers.values())
 
+    def has_place(self) -> bool:
+        """Whether some worker's batch has room for one more."""
+        return any(state.has_place for state in self.workers.values())
+
     def check_integrity(self) -> None:
         """Each sequence is in one place, and each block table is accounted for."""
         self.waiting.check_integrity()
@@ -125,7 +127,7 @@ class Scheduler:
             assert sequence.worker is None, sequence
             assert not sequence.block_ids, sequence
         for worker, state in self.workers.items():
-            assert len(state.running) <= self.max_num_seqs
+            assert len(state.running) <= state.max_num_seqs
             for sequence in state.running:
                 assert sequence.status is RequestStatus.RUNNING, sequence
                 assert sequence.worker == worker, sequence
@@ -163,8 +165,10 @@ class Scheduler:
     ) -> list[Event]:
         """Starts waiting sequences, in order, while tokens, places and blocks last."""
         events: list[Event] = []
-        while self.waiting and token_budget > 0 and self._may_admit(state):
-            sequence = self.waiting.peek()
+        while token_budget > 0 and state.has_place:
+            sequence = next((each for each in self.waiting if state in self._takers(each)), None)
+            if sequence is None or self._has_better_place(sequence, state):
+                break
             computed_blocks = state.kv_cache.get_computed_blocks(sequence)
             if not state.kv_cache.can_admit(sequence, computed_blocks):
                 break
@@ -183,10 +187,24 @@ class Scheduler:
             token_budget -= num_tokens
         return events
 
-    def _may_admit(self, state: WorkerState) -> bool:
-        """A worker takes more only while none that could take it has less to do."""
-        least = min(len(each.running) for each in self.workers.values() if not each.draining)
-        return len(state.running) < self.max_num_seqs and len(state.running) <= least
+    def _holders(self, sequence: Sequence) -> list[WorkerState]:
+        """The workers whose pool is large enough: pools may differ."""
+        return [state for state in self.workers.values() if state.kv_cache.can_hold(sequence)]
+
+    def _takers(self, sequence: Sequence) -> list[WorkerState]:
+        """The workers that it may run on. Those that drain only go on with what ran, if no other can."""
+        holders = self._holders(sequence)
+        serving = [state for state in holders if not state.draining]
+        return serving if serving or sequence.status is RequestStatus.WAITING else holders
+
+    def _has_better_place(self, sequence: Sequence, state: WorkerState) -> bool:
+        """Whether another worker has less to do and could start it now."""
+        return any(
+            other.num_uncomputed_tokens < state.num_uncomputed_tokens
+            and other.has_place
+            and other.kv_cache.can_admit(sequence, [])
+            for other in self._takers(sequence)
+        )
 
     def _start(
         self, sequence: Sequence, worker: int, state: WorkerState, computed_blocks: list[CachedBlock]
@@ -217,16 +235,15 @@ class Scheduler:
         events: list[Event] = []
         if scheduled.wants_prompt_logprobs:
             events += self._report_prompt_logprobs(scheduled, output)
+        if isinstance(output.sample, SampleFailure):
+            return events + self._fail(request, "SEQUENCE_FAILED", output.sample.message)
         sequence.num_computed_tokens += scheduled.num_scheduled_tokens
         state.kv_cache.publish(sequence)
-        match output.sample:
-            case SampledToken():
-                if request.first_token_time is None:
-                    request.first_token_time = now
-                events += self._append_token(sequence, output.sample)
-                self._queue_further_outputs(request)
-            case SampleFailure():
-                events += self._fail(request, "SEQUENCE_FAILED", output.sample.message)
+        if output.sample is not None:
+            if request.first_token_time is None:
+                request.first_token_time = now
+            events += self._append_token(sequence, output.sample)
+            self._queue_further_outputs(request)
         return events
 
     def _append_token(self, sequence: Sequence, token: SampledToken) -> list[Event]:

@@ -24,11 +24,8 @@ class ScheduledSequence:
     def wants_prompt_logprobs(self) -> bool:
         """The chunk computes logits of prompt positions that are still to be reported."""
         request = self.sequence.request
-        return (
-            request.prompt_logprobs is not None
-            and self.sequence.output_index == 0
-            and request.num_prompt_logprobs_reported < len(request.prompt_token_ids) - 1
-        )
+        num_reported = request.num_prompt_logprobs_reported
+        return request.prompt_logprobs is not None and num_reported < len(request.prompt_token_ids) - 1
 
 
 @dataclass(frozen=True)

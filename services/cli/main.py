@@ -1,0 +1,90 @@
+"""The commands. What the user can mend ends in one clear line and exit code 2."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.chat import chat
+from services.cli.options import command_from
+from services.cli.up import LEFT_OUT, UpConfig, up
+from services.render.config import RenderConfig
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+from services.worker.openmp import bound_spinning
+from shared.config import ConfigError, TlsConfig, load_config
+
+app = typer.Typer(
+    help="Serving for language models with Multi-head Latent Attention, as three gRPC services.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _worker(given: dict[str, Any]) -> None:
+    config = load_config(WorkerConfig, given)
+    bound_spinning()
+    from services.worker.serve import run  # only this process imports torch
+
+    run(config)
+
+
+def _scheduler(given: dict[str, Any]) -> None:
+    from services.scheduler.serve import run
+
+    run(load_config(SchedulerConfig, given))
+
+
+def _render(given: dict[str, Any]) -> None:
+    from services.render.serve import run
+
+    run(load_config(RenderConfig, given))
+
+
+_NOTHING: frozenset[str] = frozenset()
+app.command("worker", help="The forward pass: owns weights and KV bytes.")(
+    command_from([WorkerConfig], _worker, _NOTHING)
+)
+app.command("scheduler", help="Continuous batching over one or more workers.")(
+    command_from([SchedulerConfig], _scheduler, _NOTHING)
+)
+app.command("render", help="Conversation to tokens, tokens to text; without weights.")(
+    command_from([RenderConfig], _render, _NOTHING)
+)
+app.command("up", help="All three as child processes, on this machine.")(
+    command_from([UpConfig, RenderConfig, SchedulerConfig, WorkerConfig], up, LEFT_OUT)
+)
+
+
+@app.command("chat")
+def _chat(
+    message: Annotated[
+        list[str] | None, typer.Argument(help="One message; without it, a conversation.")
+    ] = None,
+    render: Annotated[str, typer.Option(help="The render service.", metavar="HOST:PORT")] = "127.0.0.1:50051",
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Show where the time went, per boundary.")
+    ] = False,
+    tls_ca: Annotated[
+        str | None, typer.Option(help="The authority that signed the service's certificate.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Our certificate, for mutual TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its private key.")] = None,
+) -> None:
+    """Streams one answer, or converses if there is no message."""
+    tls = load_config(TlsConfig, {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
+    raise typer.Exit(chat(" ".join(message or ()), render, timings, tls))
+
+
+def main() -> None:
+    """The entry point of the `triptych` script."""
+    arguments = sys.argv[1:] or ["--help"]
+    try:
+        code = app(arguments, standalone_mode=False)
+    except (ConfigError, typer.TyperException) as error:
+        text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"triptych: {' '.join(text.split())}", file=sys.stderr)
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,82 @@
+"""Command-line options made from a configuration class, so that each is declared once."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any, get_args
+
+import typer
+from pydantic.fields import FieldInfo
+
+from shared.config import ENV_PREFIX, TlsConfig, flag_of
+
+
+def command_from(
+    config_classes: Iterable[type[TlsConfig]],
+    run: Callable[[dict[str, Any]], None],
+    leave_out: frozenset[str],
+) -> Callable[..., None]:
+    """A function whose parameters are the classes' fields; `run` gets those that were given, as text.
+
+    Nothing is converted here: the configuration class does that for flags and variables alike.
+    """
+    fields: dict[str, FieldInfo] = {}
+    for config_class in config_classes:
+        own = config_class.__annotations__
+        # What is particular to the service comes first, what all services take last.
+        for name, field in sorted(config_class.model_fields.items(), key=lambda item: item[0] not in own):
+            if name not in leave_out:
+                fields.setdefault(name, field)
+
+    def command(**given: Any) -> None:
+        run({name: value for name, value in given.items() if value is not None})
+
+    parameters = [_parameter(name, field) for name, field in fields.items()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    is_switch = field.annotation is bool
+    option = typer.Option(
+        None,
+        flag_of(name),
+        help=_help(name, field, is_switch),
+        metavar=None if is_switch else _metavar(field),
+        show_default=False,
+    )
+    annotation: Any = bool | None if is_switch else str | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def _help(name: str, field: FieldInfo, is_switch: bool) -> str:
+    text = field.description or ""
+    if not is_switch and "(default" not in text and field.default is not None and not field.is_required():
+        text += f" (default: {_shown(field.default)})"
+    return f"{text} (variable: {ENV_PREFIX}{name})"
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return str(default)
+
+
+def _metavar(field: FieldInfo) -> str:
+    """The allowed words of an enumeration, or the kind of value."""
+    kinds = {"int": "N", "float": "NUMBER", "Path": "PATH", "Address": "HOST:PORT"}
+    for candidate in _types_in(field.annotation):
+        if issubclass(candidate, Enum):
+            return "|".join(str(member) for member in candidate)
+        if candidate.__name__ in kinds:
+            return kinds[candidate.__name__]
+    return "TEXT"
+
+
+def _types_in(annotation: Any) -> Iterator[type]:
+    """The plain types inside Optional, Annotated and tuple."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _types_in(part)

@@ -1,0 +1,93 @@
+"""Child processes that are services: started, watched until ready, ended in order."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shared.config import ENV_PREFIX, TlsConfig
+from shared.wire import CLIENT_OPTIONS, Address
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class ServiceProcess:
+    """One service as a child process."""
+
+    name: str
+    command: str
+    address: Address
+    readiness: str
+    flags: dict[str, str]
+    process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+    is_ready: bool = field(default=False, init=False)
+
+    def start(self) -> None:
+        """In a session of its own: Ctrl-C reaches only the parent, which ends its children in order."""
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items()]
+        # What the parent read from its environment is in the flags; the rest must not reach the child.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", self.command, *arguments],
+            start_new_session=True,
+            env=environment,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self.process.poll() if self.process else None
+
+    def stop(self, seconds: float) -> None:
+        """Drains it; kills it if that takes longer."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def check_ready(service: ServiceProcess, tls: TlsConfig) -> bool:
+    """Asks its health service; False as long as it does not answer."""
+    if tls.tls_ca is None:
+        channel = grpc.insecure_channel(str(service.address), options=CLIENT_OPTIONS)
+    else:
+        certificate = (
+            (tls.tls_cert.read_bytes(), tls.tls_key.read_bytes())
+            if tls.tls_cert and tls.tls_key
+            else (None, None)
+        )
+        credentials = grpc.ssl_channel_credentials(tls.tls_ca.read_bytes(), certificate[1], certificate[0])
+        channel = grpc.secure_channel(str(service.address), credentials, options=CLIENT_OPTIONS)
+    with channel:
+        request = health_pb2.HealthCheckRequest(service=service.readiness)
+        try:
+            status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=1.0).status
+        except grpc.RpcError:
+            return False
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def wait_a_moment() -> None:
+    """Between two looks at the children."""
+    time.sleep(0.1)
+
+
+def _end_with_parent() -> None:
+    """In the child, on Linux: SIGTERM when the parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

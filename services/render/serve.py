@@ -1,0 +1,71 @@
+"""The render process."""
+
+import asyncio
+from functools import partial
+
+from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
+
+from services.render.chat_template import ChatTemplate
+from services.render.compute_pool import ComputePool
+from services.render.config import RenderConfig
+from services.render.detokenizer import DetokenizerFactory
+from services.render.model_folder import load_model_folder
+from services.render.renderer import Renderer
+from services.render.scheduler_client import SchedulerClient
+from services.render.servicer import RenderServicer
+from services.render.text_servicer import TextServicer
+from services.render.tokenizer import Tokenizer
+from shared import metrics
+from shared.grpc_client import create_channel
+from shared.grpc_server import GrpcServer
+from shared.log import configure_logging, get_logger
+
+RENDER_SERVICE = render_pb2.DESCRIPTOR.services_by_name["RenderService"].full_name
+TEXT_SERVICE = render_pb2.DESCRIPTOR.services_by_name["TextService"].full_name
+
+_log = get_logger()
+
+
+def run(config: RenderConfig) -> None:
+    """Runs until a signal. Raises ConfigError for what the user can mend."""
+    configure_logging("render", config.log_level)
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: RenderConfig) -> None:
+    model = load_model_folder(config.model, config.served_model_name or "")
+    tokenizer = Tokenizer(model.tokenizer_file)
+    metrics.serve_metrics(config.metrics_address)
+    server = GrpcServer(config, [RENDER_SERVICE, TEXT_SERVICE])
+    channel = create_channel(config.scheduler, config) if config.scheduler else None
+    scheduler = SchedulerClient(channel, partial(server.set_ready, TEXT_SERVICE)) if channel else None
+
+    def scheduler_info() -> types_pb2.ModelInfo | None:
+        return scheduler.model_info if scheduler else None
+
+    renderer = Renderer(
+        model,
+        tokenizer,
+        ChatTemplate(model.chat_templates, model.special_tokens),
+        scheduler_info=scheduler_info,
+        observe=lambda stage, seconds: metrics.RENDER_STAGE.labels(stage).observe(seconds),
+    )
+    detokenizers = DetokenizerFactory(tokenizer)
+    pool = ComputePool()
+    render_pb2_grpc.add_RenderServiceServicer_to_server(
+        RenderServicer(renderer, detokenizers, pool), server.server
+    )
+    render_pb2_grpc.add_TextServiceServicer_to_server(
+        TextServicer(renderer, detokenizers, pool, scheduler), server.server
+    )
+    address = await server.start()
+    await server.set_ready(RENDER_SERVICE, True)
+    _log.info("listening", address=str(address), metrics=str(config.metrics_address), model=model.name)
+    if scheduler is not None:
+        scheduler.start()
+    await server.run_until_signal()
+    if scheduler is not None:
+        await scheduler.close()
+    if channel is not None:
+        await channel.close()
+    pool.close()

@@ -1,0 +1,123 @@
+"""One accepted request on the engine's side: the core's request, its parameters, the way to its caller."""
+
+from triptych.v1 import scheduler_pb2, types_pb2
+
+from services.scheduler.core import scheduler_output as core
+from services.scheduler.core.request import FinishReason, Request, Sequence
+from services.scheduler.output_stream import OutputStream
+from shared import metrics
+from shared.errors import Reason, ServiceError
+
+_FINISH_REASONS = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
+}
+
+
+class Generation:
+    """Turns the core's events into GenerateResponse and keeps the request's times."""
+
+    def __init__(self, request: Request, params: types_pb2.SamplingParams, stream: OutputStream) -> None:
+        """`params` is resolved: every scalar that has a default is set."""
+        self.request = request
+        self.params = params
+        self.stream = stream
+        self._last_token_time: dict[int, float] = {}
+
+    def admitted(self) -> None:
+        """The first event."""
+        request = self.request
+        self.stream.put(
+            scheduler_pb2.GenerateResponse(
+                admitted=scheduler_pb2.RequestAdmitted(
+                    generation_id=request.generation_id,
+                    seeds=request.seeds,
+                    max_tokens=request.max_tokens,
+                    prompt_tokens=len(request.prompt_token_ids),
+                )
+            )
+        )
+        metrics.PROMPT_TOKENS.inc(len(request.prompt_token_ids))
+
+    def publish(self, event: core.Event, now: float) -> bool:
+        """False: the caller reads too slowly, and the stream has ended with SLOW_READER."""
+        match event:
+            case core.RequestScheduled():
+                return self._scheduled()
+            case core.PromptLogprobs():
+                return self._prompt_logprobs(event)
+            case core.TokenSampled():
+                return self._token(event, now)
+            case core.OutputFinished():
+                return self._finished(event, now)
+            case core.RequestFailed():
+                self.stream.fail(ServiceError(Reason(event.reason), event.message))
+                return True
+
+    def _scheduled(self) -> bool:
+        queue_seconds = self._since_arrival(self.request.first_scheduled_time)
+        metrics.QUEUE_TIME.observe(queue_seconds)
+        metrics.CACHED_TOKENS.inc(self.request.num_cached_tokens)
+        event = scheduler_pb2.RequestScheduled(
+            cached_tokens=self.request.num_cached_tokens, queue_seconds=queue_seconds
+        )
+        return self.stream.put(scheduler_pb2.GenerateResponse(scheduled=event))
+
+    def _prompt_logprobs(self, event: core.PromptLogprobs) -> bool:
+        message = scheduler_pb2.PromptLogprobs(first_position=event.first_position, positions=event.positions)
+        return self.stream.put(scheduler_pb2.GenerateResponse(prompt_logprobs=message))
+
+    def _token(self, event: core.TokenSampled, now: float) -> bool:
+        index = event.sequence.output_index
+        self._observe_token(index, now)
+        chunk = scheduler_pb2.TokenChunk(token_ids=[event.token.token_id])
+        if event.token.logprobs is not None:
+            chunk.logprobs.append(event.token.logprobs)
+        return self.stream.put(scheduler_pb2.GenerateResponse(output_index=index, chunk=chunk))
+
+    def _finished(self, event: core.OutputFinished, now: float) -> bool:
+        sequence = event.sequence
+        metrics.PREEMPTIONS.inc(sequence.num_preemptions)
+        finished = scheduler_pb2.OutputFinished(
+            finish_reason=_FINISH_REASONS[event.finish_reason],
+            usage=types_pb2.Usage(
+                prompt_tokens=len(self.request.prompt_token_ids),
+                cached_tokens=self.request.num_cached_tokens,
+                completion_tokens=self.request.completion_tokens,
+            ),
+            timings=self._timings(sequence, now),
+        )
+        if event.stop_token is not None:
+            self._observe_token(sequence.output_index, now)
+            finished.stop_token_id = event.stop_token.token_id
+            if event.stop_token.logprobs is not None:
+                finished.stop_token_logprobs.CopyFrom(event.stop_token.logprobs)
+        response = scheduler_pb2.GenerateResponse(output_index=sequence.output_index, finished=finished)
+        is_read = self.stream.put(response)
+        if self.request.is_finished:
+            self.stream.finish()
+        return is_read
+
+    def _observe_token(self, output_index: int, now: float) -> None:
+        metrics.COMPLETION_TOKENS.inc()
+        last = self._last_token_time.get(output_index)
+        if last is not None:
+            metrics.ITL.observe(now - last)
+        elif not self._last_token_time:
+            metrics.TTFT.observe(self._since_arrival(self.request.first_token_time))
+        self._last_token_time[output_index] = now
+
+    def _timings(self, sequence: Sequence, now: float) -> types_pb2.RequestTimings:
+        return types_pb2.RequestTimings(
+            queue_seconds=self._since_arrival(self.request.first_scheduled_time),
+            ttft_seconds=self._since_arrival(self.request.first_token_time),
+            total_seconds=self._since_arrival(now),
+            worker_seconds=self.request.worker_seconds,
+            num_preemptions=sequence.num_preemptions,
+            num_moves=sequence.num_moves,
+        )
+
+    def _since_arrival(self, time: float | None) -> float:
+        """Zero for what has not happened."""
+        return 0.0 if time is None else time - self.request.arrival_time

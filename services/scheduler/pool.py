@@ -1,0 +1,47 @@
+"""What the workers of the pool are together: one model, and limits that every one of them can keep."""
+
+from triptych.v1 import types_pb2
+
+from shared.errors import Reason, ServiceError
+
+
+class Pool:
+    """The models of the workers whose session is open."""
+
+    def __init__(self) -> None:
+        self._infos: dict[int, types_pb2.ModelInfo] = {}
+
+    def add(self, worker: int, info: types_pb2.ModelInfo) -> None:
+        """Raises ValueError if the worker serves another model, or cuts its cache in other blocks."""
+        for known in self._infos.values():
+            for field in ("model_fingerprint", "tokenizer_fingerprint", "block_size"):
+                if getattr(known, field) != getattr(info, field):
+                    raise ValueError(
+                        f"{field} is {getattr(info, field)!r}; the pool's is {getattr(known, field)!r}"
+                    )
+        self._infos[worker] = info
+
+    def remove(self, worker: int) -> None:
+        """The session is gone."""
+        self._infos.pop(worker, None)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def model_info(self) -> types_pb2.ModelInfo:
+        """Sizes are sums over the workers, limits what each can keep. Raises NO_WORKER if there is none."""
+        infos = list(self._infos.values())
+        if not infos:
+            raise ServiceError(Reason.NO_WORKER, "no worker is ready", retry_after_seconds=1.0)
+        merged = types_pb2.ModelInfo()
+        merged.CopyFrom(infos[0])
+        merged.num_blocks = sum(info.num_blocks for info in infos)
+        merged.max_model_len = min(_servable_len(info) for info in infos)
+        merged.max_num_batched_tokens = min(info.max_num_batched_tokens for info in infos)
+        merged.max_logprobs = min(info.max_logprobs for info in infos)
+        return merged
+
+
+def _servable_len(info: types_pb2.ModelInfo) -> int:
+    """The model's limit, or what the cache holds: the null block holds nothing."""
+    return min(info.max_model_len, (info.num_blocks - 1) * info.block_size)

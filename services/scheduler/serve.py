@@ -1,0 +1,69 @@
+"""The scheduler process."""
+
+import asyncio
+import os
+import socket
+import time
+
+from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.engine import Engine
+from services.scheduler.servicer import SchedulerServicer
+from services.scheduler.worker_client import WorkerClient
+from shared import metrics
+from shared.grpc_client import create_channel
+from shared.grpc_server import GrpcServer
+from shared.log import configure_logging, get_logger
+
+SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+_log = get_logger()
+
+
+def run(config: SchedulerConfig) -> None:
+    """Runs until a signal. Raises ConfigError for what the user can mend."""
+    configure_logging("scheduler", config.log_level)
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: SchedulerConfig) -> None:
+    metrics.serve_metrics(config.metrics_address)
+    scheduler_id = f"{socket.gethostname()}:{config.listen.port}"
+    generation = time.time_ns() // 1000
+    channels = [create_channel(address, config) for address in config.worker]
+    engine = Engine(
+        config,
+        [
+            WorkerClient(address, channel, scheduler_id, generation)
+            for address, channel in zip(config.worker, channels, strict=True)
+        ],
+    )
+    server = GrpcServer(config, [SERVICE_NAME])
+    servicer = SchedulerServicer(engine, server.drain, config.output_buffer_bytes)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server.server)
+    address = await server.start()
+    _log.info("listening", address=str(address), metrics=str(config.metrics_address))
+    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(_follow_readiness(engine, server))]
+    for task in tasks:
+        task.add_done_callback(_exit_on_bug)
+    await server.run_until_signal()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for channel in channels:
+        await channel.close()
+
+
+async def _follow_readiness(engine: Engine, server: GrpcServer) -> None:
+    while True:
+        engine.readiness_changed.clear()
+        await server.set_ready(SERVICE_NAME, engine.is_ready)
+        await engine.readiness_changed.wait()
+
+
+def _exit_on_bug(task: "asyncio.Task[None]") -> None:
+    """A loop that died would leave every request hanging: the process says why and ends, and calls break."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("bug", error=repr(error), exc_info=error)
+        os._exit(1)

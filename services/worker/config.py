@@ -1,0 +1,93 @@
+"""The worker's flags and environment variables."""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shared.config import ListenAddress, ServiceConfig
+from shared.demo_model import PATH as DEMO_MODEL
+from shared.wire import Address
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _parse_bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError("allowed: a number with KB, MB, GB, KiB, MiB or GiB, as in 1GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+MemorySize = Annotated[int, BeforeValidator(_parse_bytes)]
+
+
+class DeviceChoice(StrEnum):
+    """Where the model runs."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    MPS = "mps"
+    CUDA = "cuda"
+
+
+class DtypeChoice(StrEnum):
+    """The type of weights and cache."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class WorkerConfig(ServiceConfig):
+    """Checked once, when the process starts."""
+
+    listen: ListenAddress = Field(
+        Address("127.0.0.1", 50053), description="Where the service listens, HOST:PORT."
+    )
+    model: Path = Field(
+        DEMO_MODEL, description="A Hugging Face folder of a DeepSeek-V2 or V3 model. (default: embedded)"
+    )
+    served_model_name: str | None = Field(
+        None, min_length=1, description="The model's name. (default: the folder's)"
+    )
+    device: DeviceChoice = Field(DeviceChoice.AUTO, description="auto takes an accelerator if there is one.")
+    dtype: DtypeChoice = Field(
+        DtypeChoice.AUTO, description="Of weights and cache; auto: what the device does well."
+    )
+    kv_cache_memory: MemorySize | None = Field(
+        None, gt=0, description="Bytes for the KV cache. (default: 1GiB)"
+    )
+    num_blocks: int | None = Field(None, ge=2, description="Instead: blocks, the null block included.")
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
+    max_num_batched_tokens: int = Field(8192, ge=1, description="Most tokens that one step may compute.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest prompt plus output. (default: the model's)"
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads. (default: the cores this process may use)"
+    )
+    step_overdue_seconds: float = Field(
+        600.0, gt=0, description="A pass that takes longer turns readiness to NOT_SERVING until it returns."
+    )
+    tls_allowed_peers: str | None = Field(
+        None,
+        description="With --tls-client-auth: names, separated by commas, whose owners may open a session.",
+    )
+
+    @model_validator(mode="after")
+    def _one_cache_size(self) -> "WorkerConfig":
+        if self.kv_cache_memory is not None and self.num_blocks is not None:
+            raise ValueError("--kv-cache-memory and --num-blocks exclude each other")
+        if self.tls_allowed_peers is not None and not self.tls_client_auth:
+            raise ValueError("--tls-allowed-peers needs --tls-client-auth")
+        return self
+
+    @property
+    def cache_memory(self) -> int:
+        """Bytes for the cache where no number of blocks is given."""
+        return self.kv_cache_memory or _UNITS["GIB"]

@@ -1,0 +1,114 @@
+"""The worker process: listens at once, loads the model on the model's thread, then turns ready."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+from triptych.v1 import worker_pb2, worker_pb2_grpc
+
+from services.worker import device
+from services.worker.backends.reference import ReferenceBackend
+from services.worker.config import WorkerConfig
+from services.worker.kv_cache import num_blocks_for
+from services.worker.loader import load_checkpoint
+from services.worker.model.config import CheckpointError, ModelConfig
+from services.worker.model_runner import ModelRunner
+from services.worker.servicer import WorkerServicer
+from shared import metrics
+from shared.config import ConfigError
+from shared.grpc_server import GrpcServer
+from shared.log import configure_logging, get_logger
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+_WATCHDOG_SECONDS = 1.0
+
+_log = get_logger()
+
+
+def run(config: WorkerConfig) -> None:
+    """Runs until a signal. Raises ConfigError for what the user can mend."""
+    configure_logging("worker", config.log_level)
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: WorkerConfig) -> None:
+    try:
+        model_config = ModelConfig.from_folder(config.model)
+    except CheckpointError as error:
+        raise ConfigError(f"--model: {error}") from None
+    metrics.serve_metrics(config.metrics_address)
+    model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+    peers = config.tls_allowed_peers
+    servicer = WorkerServicer(
+        config.served_model_name or config.model.resolve().name,
+        model_thread,
+        frozenset(peers.split(",")) if peers is not None else None,
+    )
+    server = GrpcServer(config, [SERVICE_NAME])
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server.server)
+    address = await server.start()
+    _log.info("listening", address=str(address), metrics=str(config.metrics_address))
+    loop = asyncio.get_running_loop()
+    try:
+        runner = await loop.run_in_executor(model_thread, _load, config, model_config)
+    except CheckpointError as error:
+        raise ConfigError(f"--model: {error}") from None
+    servicer.model_loaded(runner)
+    watchdog = asyncio.create_task(_watch_passes(server, servicer, config.step_overdue_seconds))
+    await server.run_until_signal(on_drain=servicer.is_draining.set)
+    watchdog.cancel()
+    model_thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _load(config: WorkerConfig, model_config: ModelConfig) -> ModelRunner:
+    """On the model's thread, which also runs every pass: torch's threads belong to the one that sets them."""
+    started = perf_counter()
+    num_threads = device.set_threads(config.threads)
+    where = device.choose_device(config.device)
+    dtype, why = device.choose_dtype(config.dtype, where, model_config)
+    loaded = load_checkpoint(
+        config.model, dtype=dtype, device=where, backend=ReferenceBackend(), progress=_log_progress
+    )
+    num_blocks = config.num_blocks or num_blocks_for(
+        config.cache_memory, model_config, config.block_size, dtype
+    )
+    if num_blocks < 2:
+        raise ConfigError(f"--kv-cache-memory is {config.cache_memory} bytes, which hold fewer than 2 blocks")
+    runner = ModelRunner(
+        loaded,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or model_config.max_position_embeddings,
+    )
+    seconds = perf_counter() - started
+    metrics.MODEL_LOAD.set(seconds)
+    _log.info(
+        "model_loaded",
+        model=str(config.model),
+        seconds=round(seconds, 3),
+        device=where.type,
+        dtype=str(dtype),
+        dtype_why=why,
+        threads=num_threads,
+        num_blocks=num_blocks,
+    )
+    return runner
+
+
+def _log_progress(num_read: int, num_tensors: int) -> None:
+    """A line per tenth."""
+    if num_read * 10 // num_tensors != (num_read - 1) * 10 // num_tensors:
+        _log.debug("loading", tensors=num_read, of=num_tensors)
+
+
+async def _watch_passes(server: GrpcServer, servicer: WorkerServicer, overdue_seconds: float) -> None:
+    """Readiness follows the pass that runs: overdue, the worker takes nothing new until it returns."""
+    was_ready: bool | None = None
+    while True:
+        started = servicer.pass_started
+        is_ready = started is None or perf_counter() - started < overdue_seconds
+        if is_ready is not was_ready:
+            await server.set_ready(SERVICE_NAME, is_ready)
+            was_ready = is_ready
+        await asyncio.sleep(_WATCHDOG_SECONDS)
