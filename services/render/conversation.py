@@ -1,0 +1,142 @@
+"""From RenderChatRequest to the plain values that a chat template reads.
+
+Free-form parts come as JSON text and reach the template as they were sent: same keys, same order, integers as
+integers, nothing added. Errors name the field by its path.
+"""
+
+import json
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from triptych.v1 import render_pb2
+
+from services.render.tool_arguments import ToolArguments
+from shared.errors import Reason, ServiceError, out_of_range
+
+# Only a text with such an escape can hold half of a surrogate pair.
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template is applied to."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    # Further template variables.
+    variables: dict[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+def read_conversation(
+    request: render_pb2.RenderChatRequest, reserved_names: Set[str], prefix: str = ""
+) -> Conversation:
+    """Checks and converts. reserved_names: variables that a caller may not set. prefix: of field paths.
+
+    Raises ServiceError: PARAMETER_OUT_OF_RANGE, INVALID_JSON, INVALID_TEXT.
+    """
+    if not request.messages:
+        raise out_of_range(f"{prefix}messages", "empty", "at least one message")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise out_of_range(f"{prefix}add_generation_prompt", True, "false with continue_final_message")
+    wants_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
+    return Conversation(
+        messages=[
+            _read_message(message, f"{prefix}messages[{index}]")
+            for index, message in enumerate(request.messages)
+        ],
+        tools=_read_tools(request.tools_json, f"{prefix}tools_json"),
+        variables=_read_variables(
+            request.chat_template_kwargs_json, reserved_names, f"{prefix}chat_template_kwargs_json"
+        ),
+        add_generation_prompt=wants_prompt and not request.continue_final_message,
+        continue_final_message=request.continue_final_message,
+    )
+
+
+def _read_message(message: render_pb2.ChatMessage, field: str) -> dict[str, Any]:
+    """Unset content is none, as templates ask (`content is none`); other unset fields are absent."""
+    if not message.role:
+        raise out_of_range(
+            f"{field}.role", "empty", "system, user, assistant, tool or what the template knows"
+        )
+    typed: dict[str, Any] = {"role": message.role}
+    if message.HasField("content"):
+        typed["content"] = message.content
+    if message.HasField("reasoning_content"):
+        typed["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        typed["tool_calls"] = [
+            _read_tool_call(call, f"{field}.tool_calls[{index}]")
+            for index, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id:
+        typed["tool_call_id"] = message.tool_call_id
+    if message.name:
+        typed["name"] = message.name
+    extra = _read_object(message.extra_json, f"{field}.extra_json")
+    if twice := typed.keys() & extra.keys():
+        raise ServiceError(
+            Reason.INVALID_JSON,
+            f"{field}.extra_json sets {min(twice)!r}, which the message itself sets",
+            field=f"{field}.extra_json",
+        )
+    return {"content": None, **typed, **extra}
+
+
+def _read_tool_call(call: render_pb2.ToolCall, field: str) -> dict[str, Any]:
+    arguments = ToolArguments(call.arguments_json)
+    _refuse_surrogates(call.arguments_json, arguments, f"{field}.arguments_json")
+    values: dict[str, Any] = {"id": call.id} if call.id else {}
+    return {**values, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _read_tools(tools_json: Sequence[str], field: str) -> list[dict[str, Any]]:
+    tools = [_read_object(text, f"{field}[{index}]") for index, text in enumerate(tools_json)]
+    for index, tool in enumerate(tools):
+        if not tool:
+            raise out_of_range(f"{field}[{index}]", "empty", "a tool definition, as a JSON object")
+    return tools
+
+
+def _read_variables(text: str, reserved_names: Set[str], field: str) -> dict[str, Any]:
+    variables = _read_object(text, field)
+    if refused := variables.keys() & reserved_names:
+        raise out_of_range(
+            f"{field}.{min(refused)}", "set", "only names that the renderer does not set itself"
+        )
+    return variables
+
+
+def _read_object(text: str, field: str) -> dict[str, Any]:
+    """A JSON object; the empty text is the empty one."""
+    if not text:
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ServiceError(Reason.INVALID_JSON, f"{field} is not valid JSON: {detail}", field=field) from None
+    if not isinstance(value, dict):
+        raise ServiceError(Reason.INVALID_JSON, f"{field} is not a JSON object", field=field)
+    _refuse_surrogates(text, value, field)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    # Python reads NaN and Infinity, which are not JSON.
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _refuse_surrogates(text: str, value: Any, field: str) -> None:
+    """Half of a surrogate pair is no character: no tokenizer and no message can carry it."""
+    if not _SURROGATE_ESCAPE.search(text):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = f"{field} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        raise ServiceError(Reason.INVALID_TEXT, message, field=field) from None

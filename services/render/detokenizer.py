@@ -1,0 +1,146 @@
+"""Incremental decoding: tokens in, one at a time, text out as soon as nothing can change it any more.
+
+For any token ids, the texts returned by `push` and `finish`, joined, are `Tokenizer.decode` of all of them.
+"""
+
+import codecs
+import re
+from typing import Protocol
+
+from services.render.tokenizer import Tokenizer
+
+# Windows of the general detokenizer, in tokens: what is decoded again with each new token.
+_CONTEXT = 8
+_MAX_WINDOW = 64
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Detokenizer(Protocol):
+    """Decodes one output."""
+
+    def push(self, token_id: int) -> str:
+        """The text that became final with this token; empty while a character is incomplete."""
+
+    def finish(self) -> str:
+        """The rest: what an incomplete character at the very end decodes to."""
+
+    @property
+    def has_incomplete_text(self) -> bool:
+        """Text of tokens pushed so far is still to come."""
+
+
+class DetokenizerFactory:
+    """Makes the fitting detokenizer for a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_bytes = TokenBytes(tokenizer) if tokenizer.decoder.get("type") == "ByteLevel" else None
+
+    def create(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A detokenizer for one output."""
+        skipped = self._tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        if self._token_bytes is not None:
+            return ByteLevelDetokenizer(self._token_bytes, skipped)
+        return WindowDetokenizer(self._tokenizer, skipped)
+
+
+class TokenBytes:
+    """The bytes of each token of a byte-level vocabulary, looked up when first needed."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """Empty for ids that the tokenizer does not know: the output layer may have more rows."""
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._look_up(token_id)
+        return found
+
+    def _look_up(self, token_id: int) -> bytes:
+        token = self._tokenizer.token(token_id) or ""
+        try:
+            return bytes(map(_CHAR_TO_BYTE.__getitem__, token))
+        except KeyError:
+            return token.encode()  # an added token: spelled as it is
+
+
+class ByteLevelDetokenizer:
+    """For byte-level vocabularies: bytes through an incremental UTF-8 decoder, invalid ones replaced."""
+
+    def __init__(self, token_bytes: TokenBytes, skipped: frozenset[int]) -> None:
+        self._token_bytes = token_bytes
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """As Detokenizer."""
+        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes[token_id])
+
+    def finish(self) -> str:
+        """As Detokenizer."""
+        return self._decoder.decode(b"", final=True)
+
+    @property
+    def has_incomplete_text(self) -> bool:
+        """As Detokenizer."""
+        return bool(self._decoder.getstate()[0])
+
+
+class WindowDetokenizer:
+    """For every other decoder: decodes the last few tokens again with each new one and sends what is new.
+
+    A run of byte tokens (`<0xE4>`) is decoded as a whole, so it is held back until another token ends it.
+    Exact for decoders in which a token's text depends on at most _CONTEXT tokens before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._window: list[int] = []
+        self._num_chars_sent = 0  # of the window's text
+
+    def push(self, token_id: int) -> str:
+        """As Detokenizer."""
+        token = self._tokenizer.token(token_id)
+        if token is None or token_id in self._skipped:
+            return ""
+        self._window.append(token_id)
+        if _BYTE_TOKEN.fullmatch(token):
+            return ""
+        text = self._window_text()
+        # A replacement character at the end may still become another one.
+        new = text.rstrip("\ufffd")[self._num_chars_sent :]
+        self._num_chars_sent += len(new)
+        if len(self._window) > _MAX_WINDOW and self._num_chars_sent == len(text):
+            del self._window[:-_CONTEXT]
+            self._num_chars_sent = len(self._window_text())
+        return new
+
+    def finish(self) -> str:
+        """As Detokenizer."""
+        new = self._window_text()[self._num_chars_sent :]
+        self._num_chars_sent += len(new)
+        return new
+
+    @property
+    def has_incomplete_text(self) -> bool:
+        """As Detokenizer."""
+        return self._num_chars_sent < len(self._window_text())
+
+    def _window_text(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {
+        **{chr(byte): byte for byte in printable},
+        **{chr(0x100 + index): byte for index, byte in enumerate(others)},
+    }
+
+
+_CHAR_TO_BYTE = _byte_alphabet()

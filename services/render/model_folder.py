@@ -1,0 +1,191 @@
+"""What render needs of a Hugging Face model folder: limits, sampling defaults, special tokens, templates.
+
+Reads JSON files and nothing else: no weights, no torch, no transformers.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.v1 import types_pb2
+
+from shared.config import ConfigError
+from shared.errors import ServiceError
+from shared.fingerprint import tokenizer_fingerprint
+from shared.sampling_params import validate
+
+DEFAULT_TEMPLATE = "default"
+
+SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# generation_config.json's name for each default, and ours.
+_SAMPLING_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model as render knows it."""
+
+    path: Path
+    # The served name.
+    name: str
+    # Longest prompt plus output, in tokens.
+    max_model_len: int
+    # Rows of the output layer; token ids are below it.
+    vocab_size: int
+    # The union of config and generation_config, ascending.
+    eos_token_ids: tuple[int, ...]
+    # Only what the folder sets.
+    sampling_defaults: types_pb2.SamplingParams
+    # Variables of the chat template: bos_token, eos_token and so on, as text.
+    special_tokens: Mapping[str, str]
+    # Sources by name; DEFAULT_TEMPLATE is the one for ordinary chats. Empty: the model is no chat model.
+    chat_templates: Mapping[str, str]
+    tokenizer_fingerprint: str
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer itself."""
+        return self.path / "tokenizer.json"
+
+
+def load_model_folder(path: Path, served_model_name: str = "") -> ModelFolder:
+    """Reads the folder. The served name defaults to the folder's. Raises ConfigError with a sentence."""
+    if not path.is_dir():
+        raise ConfigError(f"the model folder {path} does not exist")
+    if not (path / "tokenizer.json").is_file():
+        raise ConfigError(f"the model folder {path} has no tokenizer.json")
+    config = _read_json(path / "config.json", required=True)
+    generation_config = _read_json(path / "generation_config.json")
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
+    max_model_len = _positive_int(config, "max_position_embeddings", path)
+    vocab_size = _positive_int(config, "vocab_size", path)
+    return ModelFolder(
+        path=path,
+        name=served_model_name or path.resolve().name,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(path, config, generation_config),
+        sampling_defaults=_sampling_defaults(generation_config, vocab_size, max_model_len, path),
+        special_tokens=_special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json")),
+        chat_templates=_chat_templates(path, tokenizer_config),
+        tokenizer_fingerprint=_fingerprint(path),
+    )
+
+
+def _fingerprint(path: Path) -> str:
+    try:
+        return tokenizer_fingerprint(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path / 'tokenizer.json'}: {error}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8") from None
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """A JSON object; empty if the file is missing and need not be there."""
+    if not required and not path.exists():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _positive_int(config: dict[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{path / 'config.json'}: {key} is {value!r}; it must be a positive integer")
+    return value
+
+
+def _eos_token_ids(path: Path, *configs: dict[str, Any]) -> tuple[int, ...]:
+    ids: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, int) for each in values):
+            raise ConfigError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
+        ids.update(values)
+    return tuple(sorted(ids))
+
+
+def _sampling_defaults(
+    generation_config: dict[str, Any], vocab_size: int, max_model_len: int, path: Path
+) -> types_pb2.SamplingParams:
+    """generation_config.json's defaults; `do_sample: false`, if it says so, means greedy."""
+    file = path / "generation_config.json"
+    found = {ours: generation_config.get(theirs) for theirs, ours in _SAMPLING_DEFAULTS.items()}
+    defaults = {name: value for name, value in found.items() if value is not None}
+    if defaults.get("top_k") == 0:  # there: no limit; here: unset
+        del defaults["top_k"]
+    if generation_config.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    try:
+        params = types_pb2.SamplingParams(**defaults)
+        validate(
+            params, vocab_size=vocab_size, max_logprobs=None, max_model_len=max_model_len, field=file.name
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    except ServiceError as error:
+        raise ConfigError(f"{file}: {error.message}") from None
+    return params
+
+
+def _special_tokens(*configs: dict[str, Any]) -> dict[str, str]:
+    """Each named token's text, from the first file that sets it; a token is a text or an object."""
+    tokens: dict[str, str] = {}
+    for config in configs:
+        for name in SPECIAL_TOKEN_NAMES:
+            value = config.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                tokens.setdefault(name, text)
+    return tokens
+
+
+def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Files of templates win over tokenizer_config.json, which holds one text or a list of named ones."""
+    files: Iterable[Path] = sorted((path / "additional_chat_templates").glob("*.jinja"))
+    templates = {file.stem: _read_text(file) for file in files}
+    if (path / "chat_template.jinja").is_file():
+        templates[DEFAULT_TEMPLATE] = _read_text(path / "chat_template.jinja")
+    if templates:
+        return templates
+    value = tokenizer_config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    try:
+        return {entry["name"]: entry["template"] for entry in value}
+    except (TypeError, KeyError):
+        file = path / "tokenizer_config.json"
+        raise ConfigError(f"{file}: chat_template is neither a text nor a list of named templates") from None

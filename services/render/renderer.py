@@ -1,0 +1,163 @@
+"""Requests become token ids: validation, chat template, tokenizer, limits. Synchronous and thread safe."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
+
+from services.render.chat_template import ChatTemplate
+from services.render.conversation import read_conversation
+from services.render.model_folder import ModelFolder
+from services.render.text_params import resolve_text_params
+from services.render.tokenizer import Tokenizer
+from shared.errors import Reason, ServiceError, out_of_range
+from shared.sampling_params import resolve, validate
+
+
+class Renderer:
+    """Renders for one model."""
+
+    def __init__(
+        self,
+        model: ModelFolder,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        *,
+        scheduler_info: Callable[[], types_pb2.ModelInfo | None] = lambda: None,
+        observe: Callable[[str, float], None] = lambda _stage, _seconds: None,
+    ) -> None:
+        """scheduler_info: what the scheduler said of its limits last. observe: (stage, seconds) of each
+        stage: template, tokenize."""
+        self.model = model
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._scheduler_info = scheduler_info
+        self._observe = observe
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output: the smaller of the model's limit and the scheduler's."""
+        info = self._scheduler_info()
+        return min(self.model.max_model_len, info.max_model_len) if info else self.model.max_model_len
+
+    def render_chat(
+        self, request: render_pb2.RenderChatRequest, prefix: str = ""
+    ) -> render_pb2.RenderChatResponse:
+        """Template and tokenizer. The template emits what begins a sequence, so the tokenizer adds nothing.
+
+        prefix: of field paths. Raises ServiceError with the reasons listed at RenderService.
+        """
+        rendered, text_params = self._start(request, prefix)
+        conversation = read_conversation(request, self._chat_template.reserved_names, prefix)
+        with self._stage("template"):
+            text = self._chat_template.render(conversation, prefix)
+        field = f"{prefix}messages"
+        self._set_prompt(rendered, self._encode(text, field, add_special_tokens=False), field)
+        return render_pb2.RenderChatResponse(
+            generate_request=rendered,
+            text_params=text_params,
+            prompt_text=text if request.return_prompt_text else "",
+        )
+
+    def render_completion(
+        self, request: render_pb2.RenderCompletionRequest, prefix: str = ""
+    ) -> render_pb2.RenderCompletionResponse:
+        """A text gets what the tokenizer adds to a plain prompt; token ids are taken as they are.
+
+        prefix: of field paths. Raises ServiceError with the reasons listed at RenderService.
+        """
+        rendered, text_params = self._start(request, prefix)
+        kind = request.WhichOneof("prompt")
+        field = f"{prefix}{kind or 'prompt'}"
+        token_ids: Sequence[int] = []
+        if kind == "text":
+            token_ids = self._encode(request.text, field, add_special_tokens=True)
+        elif kind == "token_ids":
+            token_ids = request.token_ids.ids
+            self._check_token_ids(token_ids, f"{field}.ids")
+        self._set_prompt(rendered, token_ids, field)
+        return render_pb2.RenderCompletionResponse(
+            generate_request=rendered,
+            text_params=text_params,
+        )
+
+    def tokenize(self, request: render_pb2.TokenizeRequest) -> render_pb2.TokenizeResponse:
+        """Raises ServiceError: UNKNOWN_MODEL, INVALID_TEXT."""
+        self.check_model(request.model, "model")
+        adds = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        token_ids = self._encode(request.text, "text", add_special_tokens=adds)
+        return render_pb2.TokenizeResponse(token_ids=token_ids)
+
+    def detokenize(self, request: render_pb2.DetokenizeRequest) -> render_pb2.DetokenizeResponse:
+        """Unknown ids decode to nothing. Raises ServiceError: UNKNOWN_MODEL."""
+        self.check_model(request.model, "model")
+        skips = request.skip_special_tokens
+        text = self._tokenizer.decode(list(request.token_ids), skip_special_tokens=skips)
+        return render_pb2.DetokenizeResponse(text=text)
+
+    def check_model(self, name: str, field: str) -> None:
+        """Raises ServiceError (UNKNOWN_MODEL) unless the name is empty or the served one."""
+        if name not in ("", self.model.name):
+            message = f"{field} is {name[:80]!r}; this renderer serves {self.model.name!r}"
+            raise ServiceError(Reason.UNKNOWN_MODEL, message, field=field)
+
+    def _start(
+        self, request: render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest, prefix: str
+    ) -> tuple[scheduler_pb2.GenerateRequest, render_pb2.TextParams]:
+        """Checks and fills in what both kinds of prompt share; the result lacks only the prompt."""
+        self.check_model(request.model, f"{prefix}model")
+        sampling_params = resolve(request.sampling_params, self.model.sampling_defaults)
+        info = self._scheduler_info()
+        validate(
+            sampling_params,
+            vocab_size=self.model.vocab_size,
+            max_logprobs=info.max_logprobs if info else None,
+            max_model_len=self.max_model_len,
+            field=f"{prefix}sampling_params",
+        )
+        rendered = scheduler_pb2.GenerateRequest(
+            request_id=request.request_id,
+            model=self.model.name,
+            tokenizer_fingerprint=self.model.tokenizer_fingerprint,
+            sampling_params=sampling_params,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+        text_params = resolve_text_params(request.text_params, sampling_params, f"{prefix}text_params")
+        return rendered, text_params
+
+    def _encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        with self._stage("tokenize"):
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)
+
+    def _check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
+        for index, token_id in enumerate(token_ids):
+            if token_id >= self.model.vocab_size:
+                raise out_of_range(f"{field}[{index}]", token_id, f"0 to {self.model.vocab_size - 1}")
+
+    def _set_prompt(
+        self, request: scheduler_pb2.GenerateRequest, token_ids: Sequence[int], field: str
+    ) -> None:
+        """Refuses a prompt that is empty or leaves no room for a token of output."""
+        if not token_ids:
+            raise ServiceError(Reason.EMPTY_PROMPT, f"{field}: the prompt has no tokens", field=field)
+        max_model_len = self.max_model_len
+        if len(token_ids) >= max_model_len:
+            raise ServiceError(
+                Reason.PROMPT_TOO_LONG,
+                f"{field}: the prompt has {len(token_ids)} tokens, of {max_model_len} that prompt and output "
+                "may have together",
+                field=field,
+                prompt_tokens=len(token_ids),
+                max_model_len=max_model_len,
+            )
+        request.prompt_token_ids.extend(token_ids)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._observe(name, perf_counter() - start)

@@ -1,0 +1,32 @@
+"""The rules of TextParams: which values are allowed, and what a render request's become for derendering."""
+
+from triptych.v1 import render_pb2, types_pb2
+
+from shared.errors import out_of_range
+
+# Each one costs work with every character of the output.
+MAX_STOP_STRINGS = 128
+
+
+def validate_text_params(params: render_pb2.TextParams, field: str = "text_params") -> None:
+    """Raises ServiceError (PARAMETER_OUT_OF_RANGE) with the path of the first bad value."""
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise out_of_range(f"{field}.stop", f"{len(params.stop)} texts", f"at most {MAX_STOP_STRINGS}")
+    for index, text in enumerate(params.stop):
+        if not text:
+            raise out_of_range(f"{field}.stop[{index}]", "empty", "a text of at least one character")
+
+
+def resolve_text_params(
+    params: render_pb2.TextParams, sampling_params: types_pb2.SamplingParams, field: str = "text_params"
+) -> render_pb2.TextParams:
+    """What derendering needs: the caller's, and min_tokens from the sampling parameters, its one source.
+
+    Raises ServiceError (PARAMETER_OUT_OF_RANGE).
+    """
+    validate_text_params(params, field)
+    if params.min_tokens:
+        raise out_of_range(f"{field}.min_tokens", params.min_tokens, "unset: sampling_params has it")
+    resolved = render_pb2.TextParams(min_tokens=sampling_params.min_tokens)
+    resolved.MergeFrom(params)
+    return resolved

@@ -1,0 +1,44 @@
+"""The arguments of a past tool call, as chat templates expect them: some as text, some as a mapping."""
+
+import json
+from typing import Any
+
+
+class ToolArguments(dict[str, Any]):
+    """A mapping that reads as the model's own text where a template treats it as text.
+
+    DeepSeek's templates concatenate the arguments, GLM's iterate over them, Kimi's ask `is string` first.
+    Iterated, indexed or JSON-encoded this is a mapping; printed, concatenated or filtered as text it is
+    exactly what the model wrote. Empty text and `null` count as `{}`. Text that is not a JSON object stays
+    as it is where text is wanted, and is the mapping {"arguments": text} where a mapping is: an old turn's
+    malformed call neither fails the conversation nor disappears.
+    """
+
+    def __init__(self, text: str) -> None:
+        value = _parse(text)
+        super().__init__({} if value is None else value if isinstance(value, dict) else {"arguments": text})
+        self._text = "{}" if value is None else text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def is_text(value: object) -> bool:
+    """Jinja's test `string`: true of texts, and of arguments, which read as text."""
+    return isinstance(value, str | ToolArguments)
+
+
+def _parse(text: str) -> Any:
+    """The JSON value; None for nothing and null; the text itself if it is not JSON."""
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

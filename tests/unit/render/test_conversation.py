@@ -1,0 +1,165 @@
+"""From the request's message to what a template reads."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triptych.v1 import render_pb2
+
+from services.render.conversation import Conversation, read_conversation
+from shared.errors import Reason, ServiceError
+
+Message = render_pb2.ChatMessage
+HALF_A_PAIR = '{"text": "\\ud83d alone"}'
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def read(*messages: render_pb2.ChatMessage, **fields: Any) -> Conversation:
+    """Reads a request with these messages; `messages` alone is reserved."""
+    request = render_pb2.RenderChatRequest(
+        messages=messages or [Message(role="user", content="hi")], **fields
+    )
+    return read_conversation(request, {"messages"})
+
+
+def refusal(*messages: render_pb2.ChatMessage, **fields: Any) -> tuple[Reason, str]:
+    """Reason and field of the error."""
+    with pytest.raises(ServiceError) as caught:
+        read(*messages, **fields)
+    return caught.value.reason, caught.value.field
+
+
+def test_an_empty_conversation_is_refused() -> None:
+    with pytest.raises(ServiceError) as caught:
+        read_conversation(render_pb2.RenderChatRequest(), set(), "request.")
+    assert (caught.value.reason, caught.value.field) == (Reason.PARAMETER_OUT_OF_RANGE, "request.messages")
+
+
+def test_a_message_without_a_role_is_refused() -> None:
+    assert refusal(Message(content="hi")) == (Reason.PARAMETER_OUT_OF_RANGE, "messages[0].role")
+
+
+def test_null_and_empty_content_are_kept_apart() -> None:
+    unset, empty, explicit = read(
+        Message(role="assistant"),
+        Message(role="assistant", content=""),
+        Message(role="assistant", extra_json='{"content": null}'),
+    ).messages
+    assert unset == explicit == {"role": "assistant", "content": None}
+    assert empty == {"role": "assistant", "content": ""}
+
+
+def test_unset_fields_are_absent_and_set_ones_are_there() -> None:
+    message = Message(
+        role="assistant", content="x", reasoning_content="", name="Bo", extra_json='{"z": 1, "a": [true]}'
+    )
+    [values] = read(message).messages
+    assert values == {
+        "role": "assistant", "content": "x", "reasoning_content": "", "name": "Bo", "z": 1, "a": [True]
+    }  # fmt: skip
+    assert list(values)[-2:] == ["z", "a"], "keys keep their order"
+
+
+def test_content_may_be_a_list_of_parts() -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    [values] = read(Message(role="user", extra_json=json.dumps({"content": parts}))).messages
+    assert values["content"] == parts
+
+
+def test_a_key_that_the_message_itself_sets_is_refused() -> None:
+    for key in ("role", "content"):
+        message = Message(role="user", content="x", extra_json=f'{{"{key}": "y"}}')
+        assert refusal(message) == (Reason.INVALID_JSON, "messages[0].extra_json")
+
+
+def test_a_tool_call_and_its_result_have_openai_s_form() -> None:
+    call = render_pb2.ToolCall(id="c1", name="weather", arguments_json='{"city": "Bern"}')
+    assistant, tool = read(
+        Message(role="assistant", tool_calls=[call]),
+        Message(role="tool", content="rain", tool_call_id="c1"),
+    ).messages
+    function = {"name": "weather", "arguments": {"city": "Bern"}}
+    assert assistant["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+    assert tool == {"role": "tool", "content": "rain", "tool_call_id": "c1"}
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(min_size=1), JSON_VALUES, min_size=1))
+def test_tools_arrive_exactly_as_sent(tool: dict[str, Any]) -> None:
+    text = json.dumps(tool, ensure_ascii=False)
+    [read_back] = read(tools_json=[text]).tools
+    assert json.dumps(read_back, ensure_ascii=False) == text
+
+
+def test_large_integers_and_floats_keep_their_kind() -> None:
+    text = '{"big": 123456789012345678901234567890, "one": 1, "real": 1.0, "none": null}'
+    [tool] = read(tools_json=[text]).tools
+    assert json.dumps(tool) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "1", "null", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1' + "0" * 5000 + "}"]
+)
+def test_what_is_not_a_json_object_is_refused_with_its_path(text: str) -> None:
+    user = Message(role="user", content="hi")
+    assert refusal(user, tools_json=['{"a": 1}', text]) == (Reason.INVALID_JSON, "tools_json[1]")
+    assert refusal(user, chat_template_kwargs_json=text) == (Reason.INVALID_JSON, "chat_template_kwargs_json")
+    extra = Message(role="user", content="hi", extra_json=text)
+    assert refusal(user, extra) == (Reason.INVALID_JSON, "messages[1].extra_json")
+
+
+def test_json_nested_too_deeply_is_refused() -> None:
+    text = '{"a": ' * 100_000
+    assert refusal(tools_json=[text]) == (Reason.INVALID_JSON, "tools_json[0]")
+
+
+def test_an_empty_tool_is_refused() -> None:
+    assert refusal(tools_json=[""]) == (Reason.PARAMETER_OUT_OF_RANGE, "tools_json[0]")
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_path() -> None:
+    user = Message(role="user", content="hi")
+    call = render_pb2.ToolCall(name="f", arguments_json=HALF_A_PAIR)
+    assert refusal(user, tools_json=[HALF_A_PAIR]) == (Reason.INVALID_TEXT, "tools_json[0]")
+    assert refusal(user, chat_template_kwargs_json=HALF_A_PAIR) == (
+        Reason.INVALID_TEXT,
+        "chat_template_kwargs_json",
+    )
+    assert refusal(Message(role="user", content="hi", extra_json=HALF_A_PAIR)) == (
+        Reason.INVALID_TEXT,
+        "messages[0].extra_json",
+    )
+    assert refusal(user, Message(role="assistant", tool_calls=[call])) == (
+        Reason.INVALID_TEXT,
+        "messages[1].tool_calls[0].arguments_json",
+    )
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    [tool] = read(tools_json=['{"text": "\\ud83d\\ude00"}']).tools
+    assert tool == {"text": "😀"}
+
+
+def test_variables_that_the_renderer_sets_are_refused() -> None:
+    assert refusal(chat_template_kwargs_json='{"thinking": true, "messages": []}') == (
+        Reason.PARAMETER_OUT_OF_RANGE,
+        "chat_template_kwargs_json.messages",
+    )
+    assert read(chat_template_kwargs_json='{"thinking": true}').variables == {"thinking": True}
+
+
+def test_the_generation_prompt_is_the_default_and_excludes_continuation() -> None:
+    assert read().add_generation_prompt
+    assert not read(add_generation_prompt=False).add_generation_prompt
+    continued = read(continue_final_message=True)
+    assert (continued.add_generation_prompt, continued.continue_final_message) == (False, True)
+    assert refusal(continue_final_message=True, add_generation_prompt=True) == (
+        Reason.PARAMETER_OUT_OF_RANGE,
+        "add_generation_prompt",
+    )

@@ -1,0 +1,217 @@
+"""Requests become token ids, or are refused with the field's path."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as TokenizerFile
+from tokenizers.processors import TemplateProcessing
+from triptych.v1 import render_pb2, types_pb2
+
+from services.render.chat_template import ChatTemplate
+from services.render.model_folder import load_model_folder
+from services.render.renderer import Renderer
+from services.render.text_params import MAX_STOP_STRINGS
+from services.render.tokenizer import Tokenizer
+from shared.errors import Reason, ServiceError
+from tests.support.render_models import DEMO_MODEL, make_folder
+
+Params = types_pb2.SamplingParams
+CONTEXT = 16
+
+
+def make(folder: Path, **options: Any) -> Renderer:
+    """A renderer for a folder."""
+    model = load_model_folder(folder)
+    template = ChatTemplate(model.chat_templates, model.special_tokens)
+    return Renderer(model, Tokenizer(model.tokenizer_file), template, **options)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    """Renders for the embedded model."""
+    return make(DEMO_MODEL)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """Renders for a model with a context of 16 tokens."""
+    config = {"max_position_embeddings": CONTEXT}
+    return make(make_folder(tmp_path_factory.mktemp("small"), config=config))
+
+
+def chat(content: str = "hi", **fields: Any) -> render_pb2.RenderChatRequest:
+    return render_pb2.RenderChatRequest(
+        messages=[render_pb2.ChatMessage(role="user", content=content)], **fields
+    )
+
+
+def ids(count: int, **fields: Any) -> render_pb2.RenderCompletionRequest:
+    token_ids = render_pb2.TokenIds(ids=[5] * count)
+    return render_pb2.RenderCompletionRequest(token_ids=token_ids, **fields)
+
+
+def refusal(renderer: Renderer, request: Any, prefix: str = "") -> ServiceError:
+    """The error of rendering."""
+    is_chat = isinstance(request, render_pb2.RenderChatRequest)
+    with pytest.raises(ServiceError) as caught:
+        (renderer.render_chat if is_chat else renderer.render_completion)(request, prefix)
+    return caught.value
+
+
+def test_a_chat_becomes_a_complete_generate_request(renderer: Renderer) -> None:
+    request = chat(
+        request_id="r-1",
+        priority=-3,
+        cache_salt="tenant",
+        sampling_params=Params(seed=0, min_tokens=2),
+        text_params=render_pb2.TextParams(stop=["END"]),
+        return_prompt_text=True,
+    )
+    response = renderer.render_chat(request)
+    rendered = response.generate_request
+    assert response.prompt_text == "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜>"
+    assert list(rendered.prompt_token_ids)[:2] == [0, 3]
+    assert (rendered.request_id, rendered.model, rendered.priority) == ("r-1", "demo_model", -3)
+    assert rendered.cache_salt == "tenant"
+    assert rendered.tokenizer_fingerprint == renderer.model.tokenizer_fingerprint
+    assert rendered.sampling_params == Params(temperature=0, seed=0, min_tokens=2)
+    assert response.text_params == render_pb2.TextParams(stop=["END"], min_tokens=2)
+    assert renderer.render_chat(request) == response, "rendering is a pure function"
+
+
+def test_the_prompt_s_text_is_returned_only_if_asked_for(renderer: Renderer) -> None:
+    assert renderer.render_chat(chat()).prompt_text == ""
+
+
+def test_zero_is_not_unset_through_rendering(renderer: Renderer) -> None:
+    zeros = Params(temperature=0, seed=0, min_p=0, logprobs=0, prompt_logprobs=0, min_tokens=0)
+    params = renderer.render_chat(chat(sampling_params=zeros)).generate_request.sampling_params
+    assert params == zeros
+    assert not params.HasField("max_tokens")
+    text_params = render_pb2.TextParams(skip_special_tokens=False)
+    kept = renderer.render_chat(chat(text_params=text_params)).text_params
+    assert kept.HasField("skip_special_tokens")
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1, CONTEXT, 2**32 - 1])
+@pytest.mark.parametrize("prompt_tokens", [1, CONTEXT - 1, CONTEXT, CONTEXT + 1])
+def test_a_prompt_needs_room_for_one_token_whatever_max_tokens_says(
+    small: Renderer, prompt_tokens: int, max_tokens: int | None
+) -> None:
+    request = ids(prompt_tokens, sampling_params=Params(max_tokens=max_tokens))
+    if prompt_tokens < CONTEXT:
+        rendered = small.render_completion(request).generate_request
+        assert len(rendered.prompt_token_ids) == prompt_tokens
+        assert rendered.sampling_params == request.sampling_params, (
+            "the scheduler cuts a sum over the context"
+        )
+    else:
+        error = refusal(small, request)
+        assert (error.reason, error.field) == (Reason.PROMPT_TOO_LONG, "token_ids")
+        assert error.metadata == {"prompt_tokens": str(prompt_tokens), "max_model_len": str(CONTEXT)}
+        assert str(prompt_tokens) in error.message
+        assert str(CONTEXT) in error.message
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, CONTEXT])
+def test_no_tokens_to_generate_is_refused(small: Renderer, prompt_tokens: int) -> None:
+    error = refusal(small, ids(prompt_tokens, sampling_params=Params(max_tokens=0)))
+    assert (error.reason, error.field) == (Reason.PARAMETER_OUT_OF_RANGE, "sampling_params.max_tokens")
+
+
+def test_the_scheduler_s_limits_apply_if_they_are_smaller() -> None:
+    info = types_pb2.ModelInfo(max_model_len=8, max_logprobs=2)
+    renderer = make(DEMO_MODEL, scheduler_info=lambda: info)
+    assert renderer.max_model_len == 8
+    assert refusal(renderer, ids(8)).reason is Reason.PROMPT_TOO_LONG
+    error = refusal(renderer, ids(1, sampling_params=Params(logprobs=3)))
+    assert error.field == "sampling_params.logprobs"
+    info.max_model_len = 10**6
+    assert renderer.max_model_len == 2048
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "field"),
+    [
+        (render_pb2.RenderCompletionRequest(), Reason.EMPTY_PROMPT, "prompt"),
+        (render_pb2.RenderCompletionRequest(text=""), Reason.EMPTY_PROMPT, "text"),
+        (ids(0), Reason.EMPTY_PROMPT, "token_ids"),
+        (ids(1, model="other"), Reason.UNKNOWN_MODEL, "model"),
+        (
+            render_pb2.RenderCompletionRequest(token_ids=render_pb2.TokenIds(ids=[0, 1023, 1024])),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "token_ids.ids[2]",
+        ),
+        (chat(model="other"), Reason.UNKNOWN_MODEL, "model"),
+        (chat("word " * 3000), Reason.PROMPT_TOO_LONG, "messages"),
+        (render_pb2.RenderChatRequest(), Reason.PARAMETER_OUT_OF_RANGE, "messages"),
+        (
+            chat(sampling_params=Params(stop_token_ids=[1, 1024])),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "sampling_params.stop_token_ids[1]",
+        ),
+        (
+            chat(sampling_params=Params(logit_bias={10**9: 1})),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "sampling_params.logit_bias[1000000000]",
+        ),
+        (
+            chat(text_params=render_pb2.TextParams(stop=["a", ""])),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "text_params.stop[1]",
+        ),
+        (
+            chat(text_params=render_pb2.TextParams(stop=["a"] * (MAX_STOP_STRINGS + 1))),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "text_params.stop",
+        ),
+        (
+            chat(text_params=render_pb2.TextParams(min_tokens=1)),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "text_params.min_tokens",
+        ),
+        (chat(tools_json=['{"type": "function"}']), Reason.TOOLS_UNSUPPORTED, "tools_json"),
+    ],
+)
+def test_each_refusal_names_its_reason_and_the_field_s_path(
+    renderer: Renderer, request_: Any, reason: Reason, field: str
+) -> None:
+    error = refusal(renderer, request_)
+    assert (error.reason, error.field) == (reason, field)
+    assert refusal(renderer, request_, "request.").field == f"request.{field}"
+    assert renderer.render_chat(chat()), "the next request is fine"
+
+
+def test_a_model_without_a_template_renders_plain_prompts_only(small: Renderer) -> None:
+    assert refusal(small, chat()).reason is Reason.NO_CHAT_TEMPLATE
+    assert small.render_completion(render_pb2.RenderCompletionRequest(text="hi"))
+
+
+def test_only_plain_prompts_get_what_the_tokenizer_adds(tmp_path: Path) -> None:
+    file = TokenizerFile.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    file.post_processor = TemplateProcessing(single="<bos> $0", special_tokens=[("<bos>", 0)])
+    template = {"chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    folder = make_folder(tmp_path, tokenizer_config=template)
+    file.save(str(folder / "tokenizer.json"))
+    renderer = make(folder)
+    from_chat = renderer.render_chat(chat("hi")).generate_request.prompt_token_ids
+    plain = renderer.render_completion(render_pb2.RenderCompletionRequest(text="hi"))
+    assert list(from_chat).count(0) == 1
+    assert plain.generate_request.prompt_token_ids == from_chat
+    bare = renderer.tokenize(render_pb2.TokenizeRequest(text="hi", add_special_tokens=False))
+    assert [0, *bare.token_ids] == list(renderer.tokenize(render_pb2.TokenizeRequest(text="hi")).token_ids)
+
+
+def test_detokenizing_keeps_special_tokens_unless_told_otherwise(renderer: Renderer) -> None:
+    request = render_pb2.DetokenizeRequest(token_ids=[3, 70, 2**32 - 1])
+    assert renderer.detokenize(request).text.startswith("<｜User｜>")
+    request.skip_special_tokens = True
+    assert "User" not in renderer.detokenize(request).text
+
+
+def test_stages_are_observed() -> None:
+    stages: list[str] = []
+    renderer = make(DEMO_MODEL, observe=lambda stage, _seconds: stages.append(stage))
+    renderer.render_chat(chat())
+    assert stages == ["template", "tokenize"]

@@ -1,0 +1,35 @@
+"""Arguments that read as text and as a mapping."""
+
+import json
+
+import pytest
+
+from services.render.tool_arguments import ToolArguments, is_text
+
+TEXT = '{"city":  "Zürich", "days": 3, "ratio": 1.0}'
+
+
+def test_as_text_they_are_what_the_model_wrote() -> None:
+    arguments = ToolArguments(TEXT)
+    assert str(arguments) == TEXT
+    assert "<" + arguments + ">" == f"<{TEXT}>"
+    assert f"{arguments}" == TEXT
+    assert is_text(arguments)
+
+
+def test_as_a_mapping_they_keep_order_and_types() -> None:
+    arguments = ToolArguments(TEXT)
+    assert list(arguments.items()) == [("city", "Zürich"), ("days", 3), ("ratio", 1.0)]
+    assert json.dumps(arguments, ensure_ascii=False) == '{"city": "Zürich", "days": 3, "ratio": 1.0}'
+
+
+@pytest.mark.parametrize("text", ["", "  ", "null", "{}"])
+def test_nothing_and_null_count_as_an_empty_object(text: str) -> None:
+    assert dict(ToolArguments(text)) == {}
+    assert str(ToolArguments(text)) == "{}"
+
+
+@pytest.mark.parametrize("text", ['{"city": "Zü', "[1, 2]", "7", '"text"', "[" * 100_000])
+def test_what_is_no_object_stays_text_and_is_found_under_arguments(text: str) -> None:
+    assert str(ToolArguments(text)) == text
+    assert dict(ToolArguments(text)) == {"arguments": text}
