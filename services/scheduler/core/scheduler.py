@@ -41,7 +41,7 @@ class Scheduler:
     def add_worker(self, worker: int, kv_cache: KVCacheManager, max_num_batched_tokens: int) -> None:
         """A session is open and every block of the worker is empty."""
         budget = min(self.max_num_batched_tokens, max_num_batched_tokens)
-        self.workers[worker] = WorkerState(kv_cache, budget, min(self.max_num_seqs, budget))
+        self.workers[worker] = WorkerState(kv_cache, budget, self.max_num_seqs)
 
     def remove_worker(self, worker: int) -> list[Event]:
         """The session is gone. Its sequences move to other workers; requests that no other can hold fail."""
@@ -80,6 +80,7 @@ class Scheduler:
         assert state.in_flight is None, "one step at a time"
         scheduled, has_preempted = self._schedule_running(state)
         events: list[Event] = []
+        # What a preempted one leaves is for those that run: nobody new comes in its place in the same step.
         if not has_preempted:
             budget = state.max_num_batched_tokens - sum(each.num_scheduled_tokens for each in scheduled)
             events = self._admit_waiting(worker, state, budget, now, scheduled)
@@ -126,6 +127,7 @@ class Scheduler:
             assert sequence.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), sequence
             assert sequence.worker is None, sequence
             assert not sequence.block_ids, sequence
+            assert sequence.num_computed_tokens == 0, sequence
         for worker, state in self.workers.items():
             assert len(state.running) <= state.max_num_seqs
             for sequence in state.running:

@@ -13,7 +13,6 @@ class WorkerState:
 
     kv_cache: KVCacheManager
     max_num_batched_tokens: int
-    # At most one for each token of a step, so that every decode gets one in every step.
     max_num_seqs: int
     # Takes nothing new; what runs goes on.
     draining: bool = False
