@@ -2,12 +2,11 @@
 
 import re
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shared.config import ListenAddress, ServiceConfig
+from shared.config import ListenAddress, ModelFolder, ServiceConfig
 from shared.demo_model import PATH as DEMO_MODEL
 from shared.wire import Address
 
@@ -49,7 +48,7 @@ class WorkerConfig(ServiceConfig):
     listen: ListenAddress = Field(
         Address("127.0.0.1", 50053), description="Where the service listens, HOST:PORT."
     )
-    model: Path = Field(
+    model: ModelFolder = Field(
         DEMO_MODEL, description="A Hugging Face folder of a DeepSeek-V2 or V3 model. (default: embedded)"
     )
     served_model_name: str | None = Field(
@@ -86,6 +85,13 @@ class WorkerConfig(ServiceConfig):
         if self.tls_allowed_peers is not None and not self.tls_client_auth:
             raise ValueError("--tls-allowed-peers needs --tls-client-auth")
         return self
+
+    @property
+    def allowed_peers(self) -> frozenset[str] | None:
+        """The names that may open a session; None: everybody's."""
+        if self.tls_allowed_peers is None:
+            return None
+        return frozenset(name for each in self.tls_allowed_peers.split(",") if (name := each.strip()))
 
     @property
     def cache_memory(self) -> int:

@@ -1,7 +1,10 @@
 """The worker process: listens at once, loads the model on the model's thread, then turns ready."""
 
 import asyncio
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 
 from triptych.v1 import worker_pb2, worker_pb2_grpc
@@ -38,49 +41,81 @@ async def _serve(config: WorkerConfig) -> None:
         raise ConfigError(f"--model: {error}") from None
     metrics.serve_metrics(config.metrics_address)
     model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
-    peers = config.tls_allowed_peers
     servicer = WorkerServicer(
-        config.served_model_name or config.model.resolve().name,
-        model_thread,
-        frozenset(peers.split(",")) if peers is not None else None,
+        config.served_model_name or config.model.resolve().name, model_thread, config.allowed_peers
     )
     server = GrpcServer(config, [SERVICE_NAME])
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server.server)
     address = await server.start()
     _log.info("listening", address=str(address), metrics=str(config.metrics_address))
-    loop = asyncio.get_running_loop()
     try:
-        runner = await loop.run_in_executor(model_thread, _load, config, model_config)
+        await _load_and_serve(config, model_config, server, servicer, model_thread)
+    finally:
+        await server.close()
+    if servicer.pass_started is not None:
+        # The drain limit has passed and nobody waits for this pass, but Python would, for its thread.
+        os._exit(0)
+
+
+async def _load_and_serve(
+    config: WorkerConfig,
+    model_config: ModelConfig,
+    server: GrpcServer,
+    servicer: WorkerServicer,
+    model_thread: ThreadPoolExecutor,
+) -> None:
+    serving = asyncio.create_task(server.run_until_signal(on_drain=servicer.is_draining.set))
+    load = partial(_load, config, model_config, servicer.is_draining.is_set)
+    try:
+        runner = await asyncio.get_running_loop().run_in_executor(model_thread, load)
     except CheckpointError as error:
         raise ConfigError(f"--model: {error}") from None
+    except _LoadStoppedError:
+        await serving
+        return
     servicer.model_loaded(runner)
     watchdog = asyncio.create_task(_watch_passes(server, servicer, config.step_overdue_seconds))
-    await server.run_until_signal(on_drain=servicer.is_draining.set)
+    await serving
     watchdog.cancel()
-    model_thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(config: WorkerConfig, model_config: ModelConfig) -> ModelRunner:
+class _LoadStoppedError(Exception):
+    """The process was asked to end while it loaded the model."""
+
+
+def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable[[], bool]) -> ModelRunner:
     """On the model's thread, which also runs every pass: torch's threads belong to the one that sets them."""
+
+    def progress(num_read: int, num_tensors: int) -> None:
+        if is_stopping():
+            raise _LoadStoppedError
+        _log_progress(num_read, num_tensors)
+
     started = perf_counter()
     num_threads = device.set_threads(config.threads)
-    where = device.choose_device(config.device)
+    try:
+        where = device.choose_device(config.device)
+    except CheckpointError as error:
+        raise ConfigError(f"--device: {error}") from None
     dtype, why = device.choose_dtype(config.dtype, where, model_config)
     loaded = load_checkpoint(
-        config.model, dtype=dtype, device=where, backend=ReferenceBackend(), progress=_log_progress
+        config.model, dtype=dtype, device=where, backend=ReferenceBackend(), progress=progress
     )
     num_blocks = config.num_blocks or num_blocks_for(
         config.cache_memory, model_config, config.block_size, dtype
     )
     if num_blocks < 2:
         raise ConfigError(f"--kv-cache-memory is {config.cache_memory} bytes, which hold fewer than 2 blocks")
-    runner = ModelRunner(
-        loaded,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len or model_config.max_position_embeddings,
-    )
+    try:
+        runner = ModelRunner(
+            loaded,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        )
+    except (MemoryError, RuntimeError) as error:  # torch raises either
+        raise ConfigError(f"there is no memory for a cache of {num_blocks} blocks: {error}") from None
     seconds = perf_counter() - started
     metrics.MODEL_LOAD.set(seconds)
     _log.info(

@@ -95,7 +95,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 task.cancel()
 
     async def _execute(self, session: Session, step: worker_pb2.Step) -> worker_pb2.StepResult:
-        """One pass. Shielded: when the caller goes away the pass still ends before anybody else starts one."""
+        """One pass. Shielded: it ends, also when its caller goes away, before anybody starts another."""
         arrived = perf_counter()
         session.check_step_id(step.step_id)
         return await asyncio.shield(asyncio.ensure_future(self._pass(session, step, arrived)))

@@ -12,12 +12,13 @@ from shared.errors import Reason, ServiceError
 class Session:
     """One scheduler's time with the cache."""
 
-    def __init__(self, open_message: worker_pb2.OpenSession, cache_retained: bool, last_step_id: int) -> None:
+    def __init__(self, open_message: worker_pb2.OpenSession) -> None:
         self.session_id = uuid.uuid4().hex
         self.scheduler_id = open_message.scheduler_id
         self.generation = open_message.generation
-        self.cache_retained = cache_retained
-        self.resumed_step_id = last_step_id
+        self.cache_retained = False
+        # Of the session that this one resumes; 0 if there is none, or it executed none.
+        self.resumed_step_id = 0
         self.last_executed_step_id: int | None = None
         self.is_fenced = asyncio.Event()
 
@@ -26,7 +27,7 @@ class Session:
         last = self.last_executed_step_id
         if last is not None and step_id != last + 1:
             raise ServiceError(
-                Reason.MALFORMED_STEP, f"step_id is {step_id}; allowed: {last + 1}", field="step.step_id"
+                Reason.MALFORMED_STEP, f"step_id is {step_id}; allowed: {last + 1}", field="step_id"
             )
 
     def check_fenced(self) -> None:
@@ -58,21 +59,17 @@ class SessionManager:
         self._highest_generation = message.generation
         if self._current is not None:
             self._current.is_fenced.set()
-        session = self._make(message)
+        session, last = Session(message), self._last
         self._current = self._last = session
         async with self.pass_lock:
             session.check_fenced()
+            if last is not None and last.session_id == message.resume_session_id:
+                # Read only now: the pass that ran until now was its.
+                session.cache_retained = True
+                session.resumed_step_id = last.last_executed_step_id or 0
             return session
 
     def close(self, session: Session) -> None:
         """The stream ended; the cache stays as it is, for a session that resumes."""
         if self._current is session:
             self._current = None
-
-    def _make(self, message: worker_pb2.OpenSession) -> Session:
-        last = self._last
-        if last is None or last.session_id != message.resume_session_id:
-            return Session(message, cache_retained=False, last_step_id=0)
-        return Session(
-            message, cache_retained=True, last_step_id=last.last_executed_step_id or last.resumed_step_id
-        )

@@ -1,0 +1,61 @@
+"""What a backend is: the two blocks of a layer, and what all layers of one step share.
+
+The cut is at whole blocks, so that a native backend may fuse what is inside. Callers never ask which backend
+they have. A block adds to the residual stream: it takes `hidden` [tokens, hidden_size] and returns it with
+its own output added.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from services.worker.input_batch import InputBatch
+from services.worker.model.config import ModelConfig
+from services.worker.model.layers import Storage, Weights
+
+# What a backend prepares once per step for all its attention blocks.
+PlanT = TypeVar("PlanT")
+
+
+class AttentionBlock(ABC, Generic[PlanT]):
+    """One layer's attention: norm, projections, rope, cache write, attention, output projection."""
+
+    @abstractmethod
+    def weights(self) -> Weights:
+        """Where the loader puts the layer's tensors, by the checkpoint's names below `model.layers.N.`."""
+
+    @abstractmethod
+    def forward(self, hidden: Tensor, plan: PlanT, cache_layer: Tensor) -> Tensor:
+        """Writes the tokens' rows to `cache_layer` (KVCache.layer) and attends to all of each sequence."""
+
+
+class FeedForwardBlock(ABC):
+    """One layer's second half: norm, then the dense MLP or the experts."""
+
+    @abstractmethod
+    def weights(self) -> Weights:
+        """As AttentionBlock.weights."""
+
+    @abstractmethod
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Each row for itself."""
+
+
+class Backend(ABC, Generic[PlanT]):
+    """Makes the blocks of one model."""
+
+    # As in ModelInfo.backend.
+    name: str
+
+    @abstractmethod
+    def attention_block(self, config: ModelConfig, storage: Storage) -> AttentionBlock[PlanT]:
+        """An attention block, its weights still undefined."""
+
+    @abstractmethod
+    def feed_forward_block(self, config: ModelConfig, layer_index: int, storage: Storage) -> FeedForwardBlock:
+        """A dense or MoE block, whichever this layer has, its weights still undefined."""
+
+    @abstractmethod
+    def plan(self, config: ModelConfig, batch: InputBatch, cos: Tensor, sin: Tensor) -> PlanT:
+        """What every attention block of this step needs; cos and sin as `Rope.cos_sin` gives them."""

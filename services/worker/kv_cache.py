@@ -1,0 +1,55 @@
+"""The bytes of the KV cache: latent rows in blocks. The scheduler decides which block holds what."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.model.config import ModelConfig
+
+NULL_BLOCK = 0
+
+
+class KVCache:
+    """Rows kv_c_normed ++ k_pe of every layer, block and offset.
+
+    Starts at zero. The null block stays so: nothing may write it, and a reader that must fill up a rectangle
+    reads its slot 0, so that what is masked out is finite (0 × NaN would reach the output).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (config.num_hidden_layers, num_blocks, block_size, config.cache_row_size)
+        self._blocks = torch.zeros(shape, dtype=dtype, device=device)
+
+    def layer(self, layer_index: int) -> Tensor:
+        """One layer's rows by slot, a view [num_blocks × block_size, row]."""
+        return self._blocks[layer_index].flatten(0, 1)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies whole blocks in all layers; every source is read before any target is written."""
+        if sources:
+            index = torch.tensor([sources, targets], device=self._blocks.device)
+            self._blocks[:, index[1]] = self._blocks[:, index[0]]
+
+
+def write_rows(layer: Tensor, slot_mapping: Tensor, rows: Tensor) -> None:
+    """Writes rows [tokens, row] to the slots [tokens] of one layer (`KVCache.layer`)."""
+    layer.index_copy_(0, slot_mapping, rows)
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    return config.num_hidden_layers * block_size * config.cache_row_size * dtype.itemsize
+
+
+def num_blocks_for(memory_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Blocks that fit in so much memory, the null block included."""
+    return memory_bytes // bytes_per_block(config, block_size, dtype)

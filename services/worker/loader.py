@@ -1,0 +1,138 @@
+"""Loads a checkpoint folder: safetensors, one file or shards, tensor by tensor into the model's own memory.
+
+Peak memory is the model plus the one tensor in hand (files are mapped, not read). Strict: each tensor that is
+missing, unexpected or of another shape is named, and nothing is served.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from services.worker.backends.base import Backend
+from services.worker.checkpoint_files import files_of
+from services.worker.fp8 import SCALE_SUFFIX, dequantise
+from services.worker.model.config import CheckpointError, ModelConfig
+from services.worker.model.deepseek import DeepseekModel
+from services.worker.model.layers import Storage, Weights
+from services.worker.model_fingerprint import ModelFingerprint
+from shared.fingerprint import tokenizer_fingerprint
+
+_LOADABLE = (torch.bfloat16, torch.float16, torch.float32)
+# Written by old versions of transformers; computed from the configuration, not learned.
+_COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+# So many bad tensors are named in one error.
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and what identifies it."""
+
+    model: DeepseekModel
+    config: ModelConfig
+    # As in ModelInfo.
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+
+
+def load_checkpoint(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: Backend[Any],
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """Loads a folder; CheckpointError for its faults. `progress` hears (tensors read, tensors in all)."""
+    config = ModelConfig.from_folder(folder)
+    try:
+        tokenizer = tokenizer_fingerprint(folder)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
+    files = {
+        path: [name for name in names if not _is_skipped(name, config)]
+        for path, names in files_of(folder).items()
+    }
+    model = DeepseekModel(config, backend, Storage(dtype, device))
+    destinations = model.weights()
+    _refuse_unmatched(folder, files, destinations, config)
+    fingerprint = ModelFingerprint(config, weight_dtype=dtype, cache_dtype=dtype)
+    for num_read, (name, tensor) in enumerate(_weights(files, config, fingerprint), start=1):
+        _fill(name, destinations[name], tensor)
+        if progress is not None:
+            progress(num_read, len(destinations))
+    return LoadedModel(model, config, fingerprint.hexdigest(), tokenizer)
+
+
+def _is_skipped(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor of the checkpoint belongs to nothing that runs here."""
+    layer = _LAYER.match(name)
+    # Layers past the last are for multi-token prediction.
+    is_extra_layer = layer is not None and int(layer[1]) >= config.num_hidden_layers
+    is_tied_copy = config.tie_word_embeddings and name == "lm_head.weight"
+    return is_extra_layer or is_tied_copy or _COMPUTED.search(name) is not None
+
+
+def _refuse_unmatched(
+    folder: Path, files: dict[Path, list[str]], expected: Weights, config: ModelConfig
+) -> None:
+    found = {name for names in files.values() for name in names}
+    if config.weight_block_size:
+        found -= {f"{name}{SCALE_SUFFIX}" for name in expected}
+    for problem, names in (("lacks", expected.keys() - found), ("has unexpected", found - expected.keys())):
+        if names:
+            named = ", ".join(sorted(names)[:_MAX_NAMED])
+            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            raise CheckpointError(f"the checkpoint in {folder} {problem} tensors: {named}{more}")
+
+
+def _weights(
+    files: dict[Path, list[str]], config: ModelConfig, fingerprint: ModelFingerprint
+) -> Iterator[tuple[str, Tensor]]:
+    """Every weight once, dequantised if it is in FP8; all that is read enters the fingerprint."""
+    # A weight's scale may lie in another shard. All scales together are small.
+    scales = dict(_tensors(files, are_scales=True))
+    for name, scale in scales.items():
+        fingerprint.add(name, scale)
+    for name, tensor in _tensors(files, are_scales=False):
+        fingerprint.add(name, tensor)
+        yield name, dequantise(name, tensor, scales.get(f"{name}{SCALE_SUFFIX}"), config.weight_block_size)
+
+
+def _tensors(files: dict[Path, list[str]], *, are_scales: bool) -> Iterator[tuple[str, Tensor]]:
+    for path, names in files.items():
+        with _file_errors(path), safe_open(path, framework="pt") as file:
+            for name in names:
+                if name.endswith(SCALE_SUFFIX) == are_scales:
+                    yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist, but the index names it") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+def _fill(name: str, destination: Tensor, tensor: Tensor) -> None:
+    """Copies, and converts to the destination's type: the model's, or fp32 for the router."""
+    if tensor.dtype not in _LOADABLE:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _LOADABLE)
+        raise CheckpointError(
+            f"tensor {name} has type {str(tensor.dtype).removeprefix('torch.')}; allowed: {allowed}"
+        )
+    if tensor.shape != destination.shape:
+        shapes = f"{list(tensor.shape)}; config.json asks for {list(destination.shape)}"
+        raise CheckpointError(f"tensor {name} has shape {shapes}")
+    destination.copy_(tensor)

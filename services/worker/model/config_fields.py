@@ -1,0 +1,106 @@
+"""Typed reading of a JSON object; an error names the file, the field, its value and what is allowed."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class CheckpointError(Exception):
+    """The folder cannot be served. The message is one sentence for the person who started the worker."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object. CheckpointError if the file is missing, unreadable or something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds {type(content).__name__}; allowed: a JSON object")
+    return content
+
+
+class Fields:
+    """A JSON object whose fields are read by type. A null counts as absent."""
+
+    def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
+        self._path = path
+        self._values = values
+        self._prefix = prefix
+
+    def get(self, name: str) -> Any:
+        """The value as it is; None if absent."""
+        return self._values.get(name)
+
+    def error(self, name: str, value: object, allowed: str) -> CheckpointError:
+        """The error for a bad value."""
+        return CheckpointError(f"{self._path}: {self._prefix}{name} is {_as_json(value)}; allowed: {allowed}")
+
+    def section(self, name: str) -> "Fields":
+        """The object below a field; an empty one if absent."""
+        value = self.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.error(name, value, "an object or null")
+        return Fields(self._path, value, f"{self._prefix}{name}.")
+
+    def integer(self, name: str, *, default: int | None = None, at_least: int = 0) -> int:
+        """An integer; without a default it must be there."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise self.error(name, value, f"integers from {at_least}")
+        return value
+
+    def number(self, name: str, *, default: float | None = None, above: float = -math.inf) -> float:
+        """A finite number; without a default it must be there."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, value, "a number")
+        if not math.isfinite(value) or value <= above:
+            raise self.error(
+                name, value, "finite numbers" if above == -math.inf else f"numbers above {above:g}"
+            )
+        return float(value)
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        return self.choice(name, (False, True), default=default)
+
+    def choice(self, name: str, allowed: Sequence[T], *, default: T) -> T:
+        """One of the allowed values."""
+        value = default if self.get(name) is None else self.get(name)
+        if value not in allowed:
+            raise self.error(name, value, " or ".join(_as_json(choice) for choice in allowed))
+        return allowed[allowed.index(value)]
+
+    def integers(self, name: str) -> list[int]:
+        """One integer, a list of them, or none."""
+        value = self.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for each in values:
+            if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+                raise self.error(name, value, "an integer from 0, a list of them, or null")
+        return values
+
+    def refuse_others(self, known: set[str]) -> None:
+        """Refuses a field that nothing here would obey."""
+        for name, value in self._values.items():
+            if name not in known and value is not None:
+                raise self.error(name, value, "nothing, this field is unknown")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = default if self.get(name) is None else self.get(name)
+        if value is None:
+            raise CheckpointError(f"{self._path}: {self._prefix}{name} is missing")
+        return value
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:80]
