@@ -1,5 +1,5 @@
 """Before any test imports torch: its threads must not spin against the services that the tests start."""
 
-from services.worker.openmp import bound_spinning
+from services.worker.tuning import tune_process
 
-bound_spinning()
+tune_process()

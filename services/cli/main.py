@@ -1,18 +1,18 @@
 """The commands. What the user can mend ends in one clear line and exit code 2."""
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from services.cli.chat import chat
+from services.cli.chat import ChatConfig, chat
 from services.cli.options import command_from
 from services.cli.up import LEFT_OUT, UpConfig, up
 from services.render.config import RenderConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
-from services.worker.openmp import bound_spinning
-from shared.config import ConfigError, TlsConfig, load_config
+from services.worker.tuning import tune_process
+from shared.config import ConfigError, load_config
 
 app = typer.Typer(
     help="Serving for language models with Multi-head Latent Attention, as three gRPC services.",
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 def _worker(given: dict[str, Any]) -> None:
     config = load_config(WorkerConfig, given)
-    bound_spinning()
+    tune_process()
     from services.worker.serve import run  # only this process imports torch
 
     run(config)
@@ -56,24 +56,14 @@ app.command("up", help="All three as child processes, on this machine.")(
 )
 
 
-@app.command("chat")
-def _chat(
-    message: Annotated[
-        list[str] | None, typer.Argument(help="One message; without it, a conversation.")
-    ] = None,
-    render: Annotated[str, typer.Option(help="The render service.", metavar="HOST:PORT")] = "127.0.0.1:50051",
-    timings: Annotated[
-        bool, typer.Option("--timings", help="Show where the time went, per boundary.")
-    ] = False,
-    tls_ca: Annotated[
-        str | None, typer.Option(help="The authority that signed the service's certificate.")
-    ] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="Our certificate, for mutual TLS.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Its private key.")] = None,
-) -> None:
-    """Streams one answer, or converses if there is no message."""
-    tls = load_config(TlsConfig, {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
-    raise typer.Exit(chat(" ".join(message or ()), render, timings, tls))
+def _chat(given: dict[str, Any]) -> None:
+    message = " ".join(given.pop("message", ()))
+    raise typer.Exit(chat(message, load_config(ChatConfig, given)))
+
+
+app.command("chat", help="Streams one answer, or converses if there is no message.")(
+    command_from([ChatConfig], _chat, _NOTHING, message="One message; without it, a conversation.")
+)
 
 
 def main() -> None:

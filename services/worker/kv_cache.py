@@ -1,5 +1,7 @@
 """The bytes of the KV cache: latent rows in blocks. The scheduler decides which block holds what."""
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -27,7 +29,7 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (config.num_hidden_layers, num_blocks, block_size, config.cache_row_size)
-        self._blocks = torch.zeros(shape, dtype=dtype, device=device)
+        self._blocks = _zeros(shape, dtype, device)
 
     def layer(self, layer_index: int) -> Tensor:
         """One layer's rows by slot, a view [num_blocks × block_size, row]."""
@@ -38,6 +40,14 @@ class KVCache:
         if sources:
             index = torch.tensor([sources, targets], device=self._blocks.device)
             self._blocks[:, index[1]] = self._blocks[:, index[0]]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the CPU, memory that the kernel gives only when it is first written: an idle cache takes none."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8).view(dtype).view(shape)
 
 
 def write_rows(layer: Tensor, slot_mapping: Tensor, rows: Tensor) -> None:

@@ -22,7 +22,7 @@ mqa, absorbed: every head attends to the rows themselves, as one shared key of l
 Both end in o_proj(o of all heads). They are equal but for rounding.
 
 Neither holds more than about `MAX_SCRATCH` elements at once, at any context: the context goes by in tiles,
-and a tile's partial result is merged with those before it by its log-sum-exp (arXiv:2205.14135, §3.1).
+and a tile's partial result is merged with those before it (arXiv:2205.14135, §3.1).
 """
 
 from collections.abc import Iterator
@@ -111,25 +111,24 @@ class Mla:
         num_queries, num_heads, _ = q_nope.shape
         seq_len, v_head_dim = len(slots), self._config.v_head_dim
         context_len = seq_len - num_queries
-        key_tile = _tile_size(seq_len, num_heads * (self._config.qk_nope_head_dim + v_head_dim))
+        key_tile = _tile_size(seq_len, num_heads * (self._config.qk_head_dim + v_head_dim))
         query_tile = _tile_size(num_queries, num_heads * key_tile)
-        q_nope, q_pe = q_nope.transpose(0, 1), q_pe.transpose(0, 1)
-        merged = _Merged((num_heads, num_queries, v_head_dim), q_nope, is_single=key_tile == seq_len)
+        query = torch.cat((q_nope, q_pe), dim=-1).transpose(0, 1)
+        merged = _Merged((num_heads, num_queries, v_head_dim), query, is_single=key_tile == seq_len)
         for first_key, end_key in _tiles(seq_len, key_tile):
             kv_c, k_pe = self._split(cache_layer.index_select(0, slots[first_key:end_key]))
             kv = self._kv_b_proj(kv_c).unflatten(1, (num_heads, -1)).transpose(0, 1)
             k_nope, values = kv.split((self._config.qk_nope_head_dim, v_head_dim), dim=-1)
+            keys = torch.cat((k_nope, k_pe.expand(num_heads, -1, -1)), dim=-1)
             for first, end in _tiles(num_queries, query_tile):
                 # Keys past the tile's last query are hidden from all of it.
                 num_keys = min(end_key, context_len + end) - first_key
                 if num_keys <= 0:
                     continue
-                scores = q_pe[:, first:end].matmul(k_pe[:num_keys].T)
-                scores.baddbmm_(q_nope[:, first:end], k_nope[:, :num_keys].transpose(1, 2))
-                if first_key + num_keys - 1 > context_len + first:
-                    positions = torch.arange(context_len + first, context_len + end, device=slots.device)
-                    keys = torch.arange(first_key, first_key + num_keys, device=slots.device)
-                    scores.masked_fill_(keys > positions[:, None], torch.finfo(scores.dtype).min)
+                scores = torch.bmm(query[:, first:end], keys[:, :num_keys].transpose(1, 2))
+                # Every query of the tile sees the keys up to the first query's own.
+                num_seen = max(0, context_len + first + 1 - first_key)
+                _hide_future(scores[:, :, num_seen:], context_len + first, first_key + num_seen)
                 merged.add(scores, values[:, :num_keys], slice(first, end))
         return merged.values.transpose(0, 1)
 
@@ -166,34 +165,49 @@ class Mla:
 
 
 class _Merged:
-    """Softmax-weighted values over the tiles seen so far, and the log-sum-exp of their scores."""
+    """Softmax-weighted values over the tiles seen so far (online softmax, arXiv:1805.02867).
+
+    Each query sees something of the first tile, so its largest score is a real one from then on.
+    """
 
     def __init__(self, shape: tuple[int, int, int], like: Tensor, *, is_single: bool) -> None:
+        self._is_single = is_single
         self._dtype = like.dtype
-        self._log_sum_exp: Tensor | None = None
-        if is_single:
-            self._sum = like.new_empty(shape)
-            return
-        # Over several tiles the sum is kept in fp32 at least.
-        self._sum = like.new_zeros(shape, dtype=torch.promote_types(like.dtype, torch.float32))
-        self._log_sum_exp = self._sum.new_full((*shape[:2], 1), torch.finfo(torch.float32).min)
+        # Over several tiles the sums are kept in fp32 at least.
+        dtype = like.dtype if is_single else torch.promote_types(like.dtype, torch.float32)
+        self._sum = torch.zeros(shape, dtype=dtype, device=like.device)
+        self._weight = self._sum.new_zeros((*shape[:2], 1))
+        self._largest = self._sum.new_full((*shape[:2], 1), torch.finfo(dtype).min)
 
     @property
     def values(self) -> Tensor:
         """The result, in the queries' type."""
-        return self._sum.to(self._dtype)
+        return self._sum if self._is_single else (self._sum / self._weight).to(self._dtype)
 
     def add(self, scores: Tensor, values: Tensor, queries: slice = slice(None)) -> None:
-        """Adds a tile for these queries: scores [batch, queries, keys] and values [batch, keys, size]."""
+        """Adds a tile for these queries: scores [batch, queries, keys] and values [batch, keys, size].
+
+        Overwrites the scores.
+        """
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        part = torch.bmm(scores.softmax(-1).to(values.dtype), values)
-        if self._log_sum_exp is None:
-            self._sum[:, queries] = part
+        if self._is_single:
+            self._sum[:, queries] = torch.bmm(scores.softmax(-1).to(values.dtype), values)
             return
-        before, tile = self._log_sum_exp[:, queries], scores.logsumexp(-1, keepdim=True)
-        after = torch.logaddexp(before, tile)
-        self._sum[:, queries] = self._sum[:, queries] * (before - after).exp() + part * (tile - after).exp()
-        self._log_sum_exp[:, queries] = after
+        before = self._largest[:, queries]
+        largest = torch.maximum(before, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(largest).exp_()
+        shrink = (before - largest).exp()
+        self._weight[:, queries] = self._weight[:, queries] * shrink + weights.sum(-1, keepdim=True)
+        part = torch.bmm(weights.to(values.dtype), values)
+        self._sum[:, queries] = self._sum[:, queries] * shrink + part
+        self._largest[:, queries] = largest
+
+
+def _hide_future(scores: Tensor, first_query: int, first_key: int) -> None:
+    """Masks keys behind their query: scores [heads, queries, keys], both from these positions onwards."""
+    queries = torch.arange(first_query, first_query + scores.shape[1], device=scores.device)
+    keys = torch.arange(first_key, first_key + scores.shape[2], device=scores.device)
+    scores.masked_fill_(keys > queries[:, None], torch.finfo(scores.dtype).min)
 
 
 def _tile_size(length: int, elements_each: int) -> int:
