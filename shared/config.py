@@ -7,6 +7,8 @@ each Service of a namespace (RENDER_PORT=tcp://…): no name of a Service can pr
 lower-case names for applications.
 """
 
+import json
+import ssl
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.wire import Address
+from shared.wire import MAX_PORT, Address
 
 ENV_PREFIX = "triptych_"
 METRICS_PORT_OFFSET = 1000
@@ -36,8 +38,19 @@ def _must_be_file(path: Path) -> Path:
     return path
 
 
+def _must_be_model_folder(path: Path) -> Path:
+    config = _must_be_file(path / "config.json")
+    try:
+        json.loads(config.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{str(config)!r} is not JSON: {error}") from None
+    return path
+
+
 ListenAddress = Annotated[Address, BeforeValidator(_parse_address)]
 ReadableFile = Annotated[Path, AfterValidator(_must_be_file)]
+# A Hugging Face folder; what else must be in it, its reader says.
+ModelFolder = Annotated[Path, AfterValidator(_must_be_model_folder)]
 
 
 class LogLevel(StrEnum):
@@ -53,7 +66,12 @@ class TlsConfig(BaseSettings):
     """Certificates. None given: plain text, for loopback and for meshes that encrypt by themselves."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, case_sensitive=True, frozen=True, extra="forbid", arbitrary_types_allowed=True
+        env_prefix=ENV_PREFIX,
+        case_sensitive=True,
+        enable_decoding=False,  # a variable is written as its flag is, never as JSON
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
     )
 
     tls_cert: ReadableFile | None = Field(
@@ -68,6 +86,25 @@ class TlsConfig(BaseSettings):
     def _cert_and_key_go_together(self) -> "TlsConfig":
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key go together")
+        return self
+
+    @model_validator(mode="after")
+    def _certificates_are_valid(self) -> "TlsConfig":
+        """Here, since gRPC says of a bad file only that it cannot listen, or nothing at all."""
+        if self.tls_ca is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.tls_ca)
+            except ssl.SSLError:
+                raise ValueError(f"--tls-ca: {str(self.tls_ca)!r} holds no certificates in PEM") from None
+        if self.tls_cert is not None and self.tls_key is not None:
+            try:
+                # The password: without one, OpenSSL asks the terminal for that of an encrypted key.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key, "")
+            except ssl.SSLError:
+                raise ValueError(
+                    f"--tls-cert and --tls-key: {str(self.tls_cert)!r} and {str(self.tls_key)!r} are not "
+                    "a certificate chain and its unencrypted key in PEM"
+                ) from None
         return self
 
 
@@ -95,13 +132,21 @@ class ServiceConfig(TlsConfig):
             raise ValueError("--tls-client-auth needs --tls-ca, --tls-cert and --tls-key")
         return self
 
+    @model_validator(mode="after")
+    def _metrics_port_exists(self) -> "ServiceConfig":
+        if self.metrics_address.port > MAX_PORT:
+            raise ValueError(
+                f"--listen: port {self.listen.port} leaves no port {METRICS_PORT_OFFSET} above it for the "
+                "metrics; give --metrics-listen"
+            )
+        return self
+
     @property
     def metrics_address(self) -> Address:
         """Where metrics are served."""
         if self.metrics_listen is not None:
             return self.metrics_listen
-        port = self.listen.port + METRICS_PORT_OFFSET if self.listen.port else 0
-        return self.listen.with_port(port % 65536)
+        return self.listen.with_port(self.listen.port + METRICS_PORT_OFFSET if self.listen.port else 0)
 
 
 Config = TypeVar("Config", bound=TlsConfig)

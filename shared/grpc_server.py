@@ -44,9 +44,11 @@ class GrpcServer:
         """Listens; returns the address, with the real port if 0 was asked for. Raises ConfigError."""
         address = self._config.listen
         try:
+            address.check_free()
             port = self._bind(address)
-        except RuntimeError:
-            raise ConfigError(f"--listen: cannot listen on {address}: is the port in use?") from None
+        except (OSError, RuntimeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "gRPC refuses the address"
+            raise ConfigError(f"--listen: cannot listen on {address}: {why}") from None
         for name in self._service_names:
             await self.set_ready(name, False)
         await self._health.set("", _SERVING)
@@ -74,6 +76,10 @@ class GrpcServer:
             _log.warning("drain_limit_reached", calls=len(self.drain.calls))
             await self.drain.end_calls()
         await self.server.stop(grace=0.5)
+
+    async def close(self) -> None:
+        """Ends at once, for a process that cannot serve after all."""
+        await self.server.stop(grace=None)
 
     def stop(self) -> None:
         """Begins the way down, as a signal does."""

@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from shared import metrics
 from shared.errors import Reason, ServiceError, to_status
 from shared.log import get_logger
 from shared.request_context import enter_call, request_id
+from shared.wire import MAX_MESSAGE_BYTES
 
 ServicerContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -77,19 +79,23 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or method.startswith(_STANDARD_SERVICES):
             return handler
         metadata = handler_call_details.invocation_metadata
-        decode = _counted_input(handler.request_deserializer, metrics.SERVER_RECEIVED.labels(method))
-        encode = _counted_output(handler.response_serializer, metrics.SERVER_SENT.labels(method))
+        decode, encode = _decoder(handler, method), _encoder(handler, method)
 
-        async def serve_stream(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
+        # gRPC hands over bytes and takes bytes: what cannot be decoded, or is too large to send, is an error
+        # of the call like any other.
+        async def serve_stream(request: Any, context: ServicerContext) -> AsyncIterator[bytes]:
             behavior = handler.stream_stream or handler.unary_stream
-            async with self._call(method, metadata, context), aclosing(behavior(request, context)) as events:
-                async for event in events:
-                    yield event
+            async with self._call(method, metadata, context):
+                message = _decoded(request, decode) if handler.request_streaming else decode(request)
+                async with aclosing(behavior(message, context)) as events:
+                    async for event in events:
+                        yield encode(event)
 
-        async def serve_one(request: Any, context: ServicerContext) -> Any:
+        async def serve_one(request: Any, context: ServicerContext) -> bytes:
             behavior = handler.stream_unary or handler.unary_unary
             async with self._call(method, metadata, context):
-                return await behavior(request, context)
+                message = _decoded(request, decode) if handler.request_streaming else decode(request)
+                return encode(await behavior(message, context))
 
         if handler.response_streaming:
             make: Any = (
@@ -97,13 +103,13 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
-            return make(serve_stream, decode, encode)
+            return make(serve_stream)
         make = (
             grpc.stream_unary_rpc_method_handler
             if handler.request_streaming
             else grpc.unary_unary_rpc_method_handler
         )
-        return make(serve_one, decode, encode)
+        return make(serve_one)
 
     @asynccontextmanager
     async def _call(self, method: str, metadata: Any, context: ServicerContext) -> AsyncIterator[None]:
@@ -163,18 +169,34 @@ def _code_of(context: ServicerContext) -> Any:
     return by_number[code] if isinstance(code, int) else code or grpc.StatusCode.UNKNOWN
 
 
-def _counted_input(deserialize: Callable[[bytes], Any], counter: Any) -> Callable[[bytes], Any]:
-    def counted(data: bytes) -> Any:
-        counter.inc(len(data))
-        return deserialize(data)
-
-    return counted
+async def _decoded(requests: AsyncIterator[bytes], decode: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+    async for data in requests:
+        yield decode(data)
 
 
-def _counted_output(serialize: Callable[[Any], bytes], counter: Any) -> Callable[[Any], bytes]:
-    def counted(message: Any) -> bytes:
-        data = serialize(message)
-        counter.inc(len(data))
+def _decoder(handler: Any, method: str) -> Callable[[bytes], Any]:
+    received = metrics.SERVER_RECEIVED.labels(method)
+
+    def decode(data: bytes) -> Any:
+        received.inc(len(data))
+        try:
+            return handler.request_deserializer(data)
+        except DecodeError:
+            message = "the request's bytes are no message of this method's type"
+            raise ServiceError(Reason.MALFORMED_MESSAGE, message) from None
+
+    return decode
+
+
+def _encoder(handler: Any, method: str) -> Callable[[Any], bytes]:
+    sent = metrics.SERVER_SENT.labels(method)
+
+    def encode(message: Any) -> bytes:
+        data: bytes = handler.response_serializer(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            text = f"the response has {len(data)} bytes; allowed: {MAX_MESSAGE_BYTES}; ask for less"
+            raise ServiceError(Reason.MESSAGE_TOO_LARGE, text)
+        sent.inc(len(data))
         return data
 
-    return counted
+    return encode

@@ -20,21 +20,31 @@ def configure_logging(service: str, level: LogLevel) -> None:
         if on_terminal
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
+        _add_service(service),
+    ]
+    if not on_terminal:  # where the renderer shows exceptions by itself
+        processors.append(structlog.processors.format_exc_info)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(
-                fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal
-            ),
-            structlog.processors.format_exc_info,
-            _add_service(service),
-            renderer,
-        ],
+        processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.name)),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    _configure_libraries(processors, renderer)
+
+
+def _configure_libraries(processors: list[Any], renderer: Any) -> None:
+    """What libraries (gRPC, asyncio) log through the standard library takes the same form."""
+    handler = logging.StreamHandler(sys.stderr)
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=processors, processors=[remove_meta, renderer])
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
 def get_logger() -> Any:

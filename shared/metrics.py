@@ -4,10 +4,6 @@ Units are in the names. Labels come from closed sets (our methods, status codes,
 nothing that a caller sends becomes a label.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from time import perf_counter
-
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 from shared.config import ConfigError
@@ -73,16 +69,6 @@ WORKER_STAGE = Histogram(
     buckets=_SECONDS,
 )
 MODEL_LOAD = Gauge("triptych_model_load_seconds", "Time that loading the model took.")
-
-
-@contextmanager
-def timed(histogram: Histogram) -> Iterator[None]:
-    """Observes the time that its body takes, also when it raises."""
-    start = perf_counter()
-    try:
-        yield
-    finally:
-        histogram.observe(perf_counter() - start)
 
 
 def serve_metrics(address: Address) -> None:

@@ -15,7 +15,8 @@ import structlog
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
 
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+# Ids of zeros alone are invalid.
+_TRACEPARENT = re.compile(r"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})")
 # Goes into metadata and logs as it is: printable ASCII, bounded.
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -26,6 +27,7 @@ _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     """Takes over a caller's id and trace, with a span of our own; makes what is missing or malformed."""
     values = {key: value for key, value in metadata if isinstance(value, str)}
+    _request_id.set("")
     set_request_id(values.get(REQUEST_ID_KEY, ""))
     match = _TRACEPARENT.fullmatch(values.get(TRACEPARENT_KEY, ""))
     trace_id, flags = (match[1], match[3]) if match else (secrets.token_hex(16), "00")

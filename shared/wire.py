@@ -4,8 +4,10 @@ A client's ping interval and the server's tolerance are derived from one number 
 ping during a long prefill would end the connection with GOAWAY too_many_pings.
 """
 
+import re
+import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 # Over it a call ends with RESOURCE_EXHAUSTED. Room for a 66,000-token prompt with prompt log-probabilities;
 # logits never cross the wire.
@@ -15,35 +17,52 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_INTERVAL_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
-_INTERVAL_MS = int(KEEPALIVE_INTERVAL_SECONDS * 1000)
-_TIMEOUT_MS = int(KEEPALIVE_TIMEOUT_SECONDS * 1000)
+MAX_PORT = 65535
+_ADDRESS = re.compile(r"(\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[\w.-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 
-_BOTH: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", _INTERVAL_MS),
-    ("grpc.keepalive_timeout_ms", _TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+Options: TypeAlias = list[tuple[str, Any]]
 
-CLIENT_OPTIONS: list[tuple[str, Any]] = [
-    *_BOTH,
-    # A service that comes back is found within seconds; the default backs off to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Callers retry; a transparent retry could run a request twice.
-    ("grpc.enable_retries", 0),
-]
 
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    *_BOTH,
-    # Half the interval: pings of a client on schedule never count as abuse.
-    ("grpc.http2.min_ping_interval_without_data_ms", _INTERVAL_MS // 2),
-    # A port in use is an error at start. By default Linux lets two processes share it.
-    ("grpc.so_reuseport", 0),
-]
+def client_options(keepalive_seconds: float = KEEPALIVE_INTERVAL_SECONDS) -> Options:
+    """Of a channel."""
+    return [
+        *_options_of_both(keepalive_seconds),
+        # A service that comes back is found within seconds; the default backs off to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # Callers retry; a transparent retry could run a request twice.
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def server_options(keepalive_seconds: float = KEEPALIVE_INTERVAL_SECONDS) -> Options:
+    """Of a server whose clients ping at this interval."""
+    return [
+        *_options_of_both(keepalive_seconds),
+        # Half the interval: pings of a client on schedule never count as abuse. (The often-copied
+        # min_recv_ping_interval_without_data_ms does nothing.)
+        ("grpc.http2.min_ping_interval_without_data_ms", int(keepalive_seconds * 1000) // 2),
+        # A port in use is an error at start. By default Linux lets two processes share it.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _options_of_both(keepalive_seconds: float) -> Options:
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
+        # The first key alone leaves a silent peer unnoticed for a minute (gRPC 1.85); the second acts.
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+CLIENT_OPTIONS = client_options()
+SERVER_OPTIONS = server_options()
 
 
 @dataclass(frozen=True)
@@ -56,12 +75,12 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> "Address":
         """Raises ValueError with a sentence."""
-        host, separator, port = text.rpartition(":")
-        if not separator or not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"{text!r} is not HOST:PORT with a port from 0 to 65535")
-        if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError(f"{text!r}: an IPv6 host stands in brackets, as in [::1]:50051")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+        match = _ADDRESS.fullmatch(text)
+        if match is None or int(match["port"]) > MAX_PORT:
+            raise ValueError(
+                f"not HOST:PORT, with a port from 0 to {MAX_PORT} and an IPv6 host in brackets: [::1]:50051"
+            )
+        return cls(match["ipv6"] or match["host"], int(match["port"]))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -69,3 +88,11 @@ class Address:
     def with_port(self, port: int) -> "Address":
         """The same host, another port."""
         return Address(self.host, port)
+
+    def check_free(self) -> None:
+        """Raises OSError if no server can listen here. gRPC would say only that it cannot."""
+        family, kind, _, _, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            # As a server does: connections of an earlier one that still wind down are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)

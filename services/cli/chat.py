@@ -2,16 +2,26 @@
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from time import perf_counter
 
 import grpc
+from pydantic import Field
 from rich.console import Console
 from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 
 from services.cli.timings import timings_table
-from shared.config import ConfigError, TlsConfig
+from shared.config import ListenAddress, TlsConfig
 from shared.grpc_client import create_channel
 from shared.wire import Address
+
+
+class ChatConfig(TlsConfig):
+    """What `chat` takes besides the message."""
+
+    render: ListenAddress = Field(Address("127.0.0.1", 50051), description="The render service, HOST:PORT.")
+    timings: bool = Field(False, description="Show where the time went, per boundary.")
 
 
 class Conversation:
@@ -48,32 +58,34 @@ class Conversation:
         return answer
 
 
-def chat(message: str, render: str, show_timings: bool, tls: TlsConfig) -> int:
-    """Returns the exit code."""
-    try:
-        address = Address.parse(render)
-    except ValueError as error:
-        raise ConfigError(f"--render: {error}") from None
-    try:
-        return asyncio.run(_chat(message, address, show_timings, tls))
-    except grpc.aio.AioRpcError as error:
-        print(f"triptych: {render}: {error.code().name}: {error.details()}", file=sys.stderr)
-        return 1
+def chat(message: str, config: ChatConfig) -> int:
+    """Says the message, or what is typed if there is none. Returns the exit code."""
+    with asyncio.Runner() as runner:
+        channel = runner.run(_connect(config))
+        conversation = Conversation(render_pb2_grpc.TextServiceStub(channel), config.timings)
+        try:
+            for text in [message] if message else _typed():
+                runner.run(conversation.say(text))
+        except grpc.aio.AioRpcError as error:
+            details = " ".join((error.details() or "").split())
+            print(f"triptych: {config.render}: {error.code().name}: {details}", file=sys.stderr)
+            return 1
+        finally:
+            runner.run(channel.close())
+    return 0
 
 
-async def _chat(message: str, address: Address, show_timings: bool, tls: TlsConfig) -> int:
-    async with create_channel(address, tls) as channel:
-        conversation = Conversation(render_pb2_grpc.TextServiceStub(channel), show_timings)
-        if message:
-            await conversation.say(message)
-            return 0
-        is_terminal = sys.stdin.isatty()
-        if is_terminal:
-            print("Ctrl-D ends the conversation.")
+async def _connect(config: ChatConfig) -> grpc.aio.Channel:
+    """A channel belongs to the loop that it is made on."""
+    return create_channel(config.render, config)
+
+
+def _typed() -> Iterator[str]:
+    """Lines from stdin. Read outside the event loop, so that Ctrl-C ends the wait for one."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print("Ctrl-D ends the conversation.")
+    with suppress(EOFError):
         while True:
-            try:
-                text = await asyncio.to_thread(input, "> " if is_terminal else "")
-            except EOFError:
-                return 0
-            if text.strip():
-                await conversation.say(text)
+            if (text := input("> " if is_terminal else "")).strip():
+                yield text

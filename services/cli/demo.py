@@ -1,17 +1,17 @@
 """`make demo`: `up` with the embedded model, two facts told, asked back, and the time per boundary."""
 
 import asyncio
-import socket
 import sys
 
 from rich.console import Console
 from triptych.v1 import render_pb2_grpc
 
 from services.cli.chat import Conversation
-from services.cli.processes import ServiceProcess
+from services.cli.processes import ServiceProcess, is_free
 from services.cli.up import Supervisor, UpConfig, plan
 from shared.config import ConfigError, TlsConfig
 from shared.grpc_client import create_channel
+from shared.wire import Address
 
 # What is said, and what the answer must contain.
 _SCRIPT = (
@@ -51,19 +51,10 @@ async def _converse(render: ServiceProcess, tls: TlsConfig) -> int:
 def _free_base_port() -> int:
     """A port with two free ones after it, and three free ones 1000 above, for the metrics."""
     for base in range(50051, 60000, 10):
-        if all(_is_free(port) for offset in range(3) for port in (base + offset, base + offset + 1000)):
+        ports = [base + offset for offset in range(3)]
+        if all(is_free(Address("127.0.0.1", port + above)) for port in ports for above in (0, 1000)):
             return base
     raise ConfigError("no free ports between 50051 and 60000")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 if __name__ == "__main__":

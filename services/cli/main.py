@@ -7,12 +7,20 @@ import typer
 
 from services.cli.chat import ChatConfig, chat
 from services.cli.options import command_from
+from services.cli.render_file import (
+    SERVICE_FIELDS,
+    DiffRenderConfig,
+    RenderFileConfig,
+    diff_render,
+    render_file,
+)
+from services.cli.replay import ReplayConfig, replay
 from services.cli.up import LEFT_OUT, UpConfig, up
 from services.render.config import RenderConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from services.worker.tuning import tune_process
-from shared.config import ConfigError, load_config
+from shared.config import ConfigError, TlsConfig, load_config
 
 app = typer.Typer(
     help="Serving for language models with Multi-head Latent Attention, as three gRPC services.",
@@ -63,6 +71,46 @@ def _chat(given: dict[str, Any]) -> None:
 
 app.command("chat", help="Streams one answer, or converses if there is no message.")(
     command_from([ChatConfig], _chat, _NOTHING, message="One message; without it, a conversation.")
+)
+
+
+def _render_file(given: dict[str, Any]) -> None:
+    conversations = given.pop("conversations")
+    render_file(conversations, load_config(RenderFileConfig, given))
+
+
+app.command("render-file", help="Renders a file of OpenAI-style chat requests, with nothing running.")(
+    command_from(
+        [RenderFileConfig],
+        _render_file,
+        SERVICE_FIELDS,
+        files={"conversations": "One request a line, as JSON; - reads standard input."},
+    )
+)
+
+
+def _diff_render(given: dict[str, Any]) -> None:
+    first, second = given.pop("first"), given.pop("second")
+    raise typer.Exit(diff_render(first, second, load_config(DiffRenderConfig, given)))
+
+
+app.command("diff-render", help="Shows where two files of render-file first differ.")(
+    command_from(
+        [DiffRenderConfig],
+        _diff_render,
+        frozenset(TlsConfig.model_fields),
+        files={"first": "A file that render-file wrote; - reads standard input.", "second": "Another one."},
+    )
+)
+
+
+def _replay(given: dict[str, Any]) -> None:
+    file = given.pop("file")
+    raise typer.Exit(replay(file, load_config(ReplayConfig, given)))
+
+
+app.command("replay", help="Runs a worker's --record file on another worker, up to the first difference.")(
+    command_from([ReplayConfig], _replay, _NOTHING, files={"file": "What a worker's --record wrote."})
 )
 
 

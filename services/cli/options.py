@@ -1,7 +1,7 @@
 """Command-line options made from a configuration class, so that each is declared once."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, get_args
 
@@ -15,9 +15,13 @@ def command_from(
     config_classes: Iterable[type[TlsConfig]],
     run: Callable[[dict[str, Any]], None],
     leave_out: frozenset[str],
+    message: str | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Callable[..., None]:
     """A function whose parameters are the classes' fields; `run` gets those that were given, as text.
 
+    message: help for the words that may follow; they come as a list under this name.
+    files: help for each of the files that must follow, by its name.
     Nothing is converted here: the configuration class does that for flags and variables alike.
     """
     fields: dict[str, FieldInfo] = {}
@@ -32,6 +36,13 @@ def command_from(
         run({name: value for name, value in given.items() if value is not None})
 
     parameters = [_parameter(name, field) for name, field in fields.items()]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for name, text in (files or {}).items():
+        argument = typer.Argument(metavar=name.upper(), help=text)
+        parameters.append(inspect.Parameter(name, kind, default=argument, annotation=str))
+    if message is not None:
+        words = typer.Argument(None, metavar="[MESSAGE]...", help=message)
+        parameters.append(inspect.Parameter("message", kind, default=words, annotation=list[str] | None))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

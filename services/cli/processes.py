@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shared.config import ENV_PREFIX, TlsConfig
 from shared.wire import CLIENT_OPTIONS, Address
 
+_KILL_AFTER_DRAIN_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -23,19 +24,20 @@ class ServiceProcess:
 
     name: str
     command: str
+    arguments: list[str]
     address: Address
+    metrics_address: Address
     readiness: str
-    flags: dict[str, str]
+    drain_seconds: float
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     is_ready: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """In a session of its own: Ctrl-C reaches only the parent, which ends its children in order."""
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items()]
         # What the parent read from its environment is in the flags; the rest must not reach the child.
         environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", self.command, *arguments],
+            [sys.executable, "-m", "services.cli", self.command, *self.arguments],
             start_new_session=True,
             env=environment,
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
@@ -45,13 +47,13 @@ class ServiceProcess:
         """The exit code, if it has ended."""
         return self.process.poll() if self.process else None
 
-    def stop(self, seconds: float) -> None:
-        """Drains it; kills it if that takes longer."""
+    def stop(self) -> None:
+        """Drains it; kills it if that takes too long."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(seconds)
+            self.process.wait(self.drain_seconds + _KILL_AFTER_DRAIN_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -81,6 +83,15 @@ def check_ready(service: ServiceProcess, tls: TlsConfig) -> bool:
         except grpc.RpcError:
             return False
         return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def is_free(address: Address) -> bool:
+    """Whether a service could listen there now."""
+    try:
+        address.check_free()
+    except OSError:
+        return False
+    return True
 
 
 def wait_a_moment() -> None:

@@ -5,14 +5,14 @@ import signal
 from typing import Any
 
 import typer
-from pydantic import Field
+from pydantic import Field, model_validator
 from rich.console import Console
 
-from services.cli.processes import ServiceProcess, check_ready, wait_a_moment
+from services.cli.processes import ServiceProcess, check_ready, is_free, wait_a_moment
 from services.render.config import RenderConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
-from shared.config import ENV_PREFIX, ServiceConfig, TlsConfig, load_config
+from shared.config import ENV_PREFIX, ConfigError, ServiceConfig, TlsConfig, flag_of, load_config
 from shared.wire import Address
 
 # Of the services' own flags, those that `up` decides.
@@ -23,7 +23,6 @@ _CONFIG_CLASSES: dict[str, type[ServiceConfig]] = {
     "scheduler": SchedulerConfig,
     "worker": WorkerConfig,
 }
-_KILL_AFTER_DRAIN_SECONDS = 5.0
 
 
 class UpConfig(TlsConfig):
@@ -37,15 +36,22 @@ class UpConfig(TlsConfig):
         description="Render's port; then the scheduler's, then the workers'; metrics 1000 above each.",
     )
 
+    @model_validator(mode="after")
+    def _services_can_call_each_other(self) -> "UpConfig":
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise ValueError("--tls-cert needs --tls-ca: the services call each other")
+        return self
+
 
 def up(given: dict[str, Any]) -> None:
     """Runs until Ctrl-C or SIGTERM (exit 0), or until a child dies (exit 1)."""
     given = _from_environment() | given
     config = load_config(UpConfig, {name: given.get(name) for name in UpConfig.model_fields})
     services = plan(config, given)
-    console = Console(highlight=False)
-    code = Supervisor(services, config, console).run()
-    raise typer.Exit(code)
+    for address in (each for service in services for each in (service.address, service.metrics_address)):
+        if not is_free(address):
+            raise ConfigError(f"--base-port is {config.base_port}: {address} is in use")
+    raise typer.Exit(Supervisor(services, config, Console(highlight=False)).run())
 
 
 def _from_environment() -> dict[str, Any]:
@@ -59,24 +65,51 @@ def plan(config: UpConfig, given: dict[str, Any]) -> list[ServiceProcess]:
     """The child processes in the order in which they drain. Raises ConfigError before any is started."""
     addresses = [Address("127.0.0.1", config.base_port + offset) for offset in range(2 + config.workers)]
     scheduler, workers = addresses[1], addresses[2:]
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    readiness = {"render": "TextService", "scheduler": "SchedulerService", "worker": "WorkerService"}
     decided: dict[str, dict[str, str]] = {
         "render": {"scheduler": str(scheduler)},
         "scheduler": {"worker": ",".join(map(str, workers))},
-        "worker": {} if given.get("threads") else {"threads": str(max(1, num_cores // config.workers))},
+        "worker": {} if given.get("threads") else _share_of_cores(config.workers),
     }
-    readiness = {"render": "TextService", "scheduler": "SchedulerService", "worker": "WorkerService"}
     services: list[ServiceProcess] = []
     for address, command in zip(
         addresses, ["render", "scheduler", *["worker"] * config.workers], strict=True
     ):
         config_class = _CONFIG_CLASSES[command]
-        flags = {name: str(value) for name, value in given.items() if name in config_class.model_fields}
+        flags = {name: value for name, value in given.items() if name in config_class.model_fields}
         flags |= {"listen": str(address), **decided[command]}
-        load_config(config_class, flags)
-        name = command if config.workers == 1 or command != "worker" else f"worker {len(services) - 2}"
-        services.append(ServiceProcess(name, command, address, f"triptych.v1.{readiness[command]}", flags))
+        child = load_config(config_class, flags)
+        services.append(
+            ServiceProcess(
+                name=command if len(workers) == 1 or command != "worker" else f"worker {len(services) - 2}",
+                command=command,
+                arguments=_arguments(child, flags),
+                address=address,
+                metrics_address=child.metrics_address,
+                readiness=f"triptych.v1.{readiness[command]}",
+                drain_seconds=child.drain_seconds,
+            )
+        )
     return services
+
+
+def _share_of_cores(num_workers: int) -> dict[str, str]:
+    """One worker finds out by itself what it may use."""
+    if num_workers == 1:
+        return {}
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"threads": str(max(1, num_cores // num_workers))}
+
+
+def _arguments(config: ServiceConfig, flags: dict[str, Any]) -> list[str]:
+    """The flags as a command line; a switch is on it or not."""
+    arguments: list[str] = []
+    for name, value in flags.items():
+        if type(config).model_fields[name].annotation is not bool:
+            arguments.append(f"{flag_of(name)}={value}")
+        elif getattr(config, name):
+            arguments.append(flag_of(name))
+    return arguments
 
 
 class Supervisor:
@@ -117,9 +150,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """Drains one after the other: nobody calls a service that has ended."""
-        drain_seconds = float(self._services[0].flags.get("drain_seconds", 30.0))
         for service in self._services:
-            service.stop(drain_seconds + _KILL_AFTER_DRAIN_SECONDS)
+            service.stop()
 
     def _look(self) -> int | None:
         for service in self._services:

@@ -2,6 +2,7 @@
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -72,6 +73,14 @@ class WorkerConfig(ServiceConfig):
     )
     step_overdue_seconds: float = Field(
         600.0, gt=0, description="A pass that takes longer turns readiness to NOT_SERVING until it returns."
+    )
+    poison_cache: bool = Field(
+        False, description="To debug: fill unused slots of the cache with NaN before each step."
+    )
+    record: Path | None = Field(
+        None,
+        description="To debug: append sessions, steps and results to this file, which `triptych replay` runs "
+        "again. It holds the prompts' tokens.",
     )
     tls_allowed_peers: str | None = Field(
         None,

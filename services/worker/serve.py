@@ -13,10 +13,13 @@ from services.worker import device
 from services.worker.backends.reference import ReferenceBackend
 from services.worker.config import WorkerConfig
 from services.worker.kv_cache import num_blocks_for
-from services.worker.loader import load_checkpoint
+from services.worker.load_progress import LoadProgress
+from services.worker.loader import LoadedModel, load_checkpoint
 from services.worker.model.config import CheckpointError, ModelConfig
 from services.worker.model_runner import ModelRunner
+from services.worker.self_test import SelfTestError, check_device
 from services.worker.servicer import WorkerServicer
+from services.worker.session_record import RecordError, SessionRecord
 from shared import metrics
 from shared.config import ConfigError
 from shared.grpc_server import GrpcServer
@@ -39,10 +42,14 @@ async def _serve(config: WorkerConfig) -> None:
         model_config = ModelConfig.from_folder(config.model)
     except CheckpointError as error:
         raise ConfigError(f"--model: {error}") from None
+    try:
+        record = None if config.record is None else SessionRecord(config.record)
+    except RecordError as error:
+        raise ConfigError(f"--record: {error}") from None
     metrics.serve_metrics(config.metrics_address)
     model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
     servicer = WorkerServicer(
-        config.served_model_name or config.model.resolve().name, model_thread, config.allowed_peers
+        config.served_model_name or config.model.resolve().name, model_thread, config.allowed_peers, record
     )
     server = GrpcServer(config, [SERVICE_NAME])
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server.server)
@@ -85,37 +92,24 @@ class _LoadStoppedError(Exception):
 
 def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable[[], bool]) -> ModelRunner:
     """On the model's thread, which also runs every pass: torch's threads belong to the one that sets them."""
-
-    def progress(num_read: int, num_tensors: int) -> None:
-        if is_stopping():
-            raise _LoadStoppedError
-        _log_progress(num_read, num_tensors)
-
     started = perf_counter()
     num_threads = device.set_threads(config.threads)
+    backend = ReferenceBackend()
     try:
         where = device.choose_device(config.device)
-    except CheckpointError as error:
+        dtype, why = device.choose_dtype(config.dtype, where, model_config)
+        check_device(where, dtype, backend)
+    except (CheckpointError, SelfTestError) as error:
         raise ConfigError(f"--device: {error}") from None
-    dtype, why = device.choose_dtype(config.dtype, where, model_config)
-    loaded = load_checkpoint(
-        config.model, dtype=dtype, device=where, backend=ReferenceBackend(), progress=progress
-    )
-    num_blocks = config.num_blocks or num_blocks_for(
-        config.cache_memory, model_config, config.block_size, dtype
-    )
-    if num_blocks < 2:
-        raise ConfigError(f"--kv-cache-memory is {config.cache_memory} bytes, which hold fewer than 2 blocks")
-    try:
-        runner = ModelRunner(
-            loaded,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len or model_config.max_position_embeddings,
-        )
-    except (MemoryError, RuntimeError) as error:  # torch raises either
-        raise ConfigError(f"there is no memory for a cache of {num_blocks} blocks: {error}") from None
+    with LoadProgress() as show:
+
+        def progress(num_read: int, num_tensors: int) -> None:
+            if is_stopping():
+                raise _LoadStoppedError
+            show(num_read, num_tensors)
+
+        loaded = load_checkpoint(config.model, dtype=dtype, device=where, backend=backend, progress=progress)
+    runner = _make_runner(config, loaded)
     seconds = perf_counter() - started
     metrics.MODEL_LOAD.set(seconds)
     _log.info(
@@ -126,15 +120,29 @@ def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable
         dtype=str(dtype),
         dtype_why=why,
         threads=num_threads,
-        num_blocks=num_blocks,
+        num_blocks=runner.model_info().num_blocks,
     )
     return runner
 
 
-def _log_progress(num_read: int, num_tensors: int) -> None:
-    """A line per tenth."""
-    if num_read * 10 // num_tensors != (num_read - 1) * 10 // num_tensors:
-        _log.debug("loading", tensors=num_read, of=num_tensors)
+def _make_runner(config: WorkerConfig, loaded: LoadedModel) -> ModelRunner:
+    """With a cache of the size asked for."""
+    num_blocks = config.num_blocks or num_blocks_for(
+        config.cache_memory, loaded.config, config.block_size, loaded.model.dtype
+    )
+    if num_blocks < 2:
+        raise ConfigError(f"--kv-cache-memory is {config.cache_memory} bytes, which hold fewer than 2 blocks")
+    try:
+        return ModelRunner(
+            loaded,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len or loaded.config.max_position_embeddings,
+            poison_cache=config.poison_cache,
+        )
+    except (MemoryError, OSError, RuntimeError) as error:  # mmap and torch have no common one
+        raise ConfigError(f"there is no memory for a cache of {num_blocks} blocks: {error}") from None
 
 
 async def _watch_passes(server: GrpcServer, servicer: WorkerServicer, overdue_seconds: float) -> None:

@@ -11,6 +11,7 @@ from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from services.worker.model_runner import ModelRunner
 from services.worker.session import Session, SessionManager
+from services.worker.session_record import Execute, SessionRecord
 from shared import metrics
 from shared.errors import Reason, ServiceError
 from shared.log import get_logger
@@ -22,20 +23,27 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Answers as soon as `model_loaded` was called."""
 
     def __init__(
-        self, served_model_name: str, model_thread: ThreadPoolExecutor, allowed_peers: frozenset[str] | None
+        self,
+        served_model_name: str,
+        model_thread: ThreadPoolExecutor,
+        allowed_peers: frozenset[str] | None,
+        record: SessionRecord | None,
     ) -> None:
         """`model_thread` has one thread, which owns the model. `allowed_peers`: None allows everybody."""
         self._served_model_name = served_model_name
         self._model_thread = model_thread
         self._allowed_peers = allowed_peers
         self._sessions = SessionManager()
+        self._record = record
         self._runner: ModelRunner | None = None
+        self._execute_step: Execute | None = None
         self.pass_started: float | None = None
         self.is_draining = asyncio.Event()
 
     def model_loaded(self, runner: ModelRunner) -> None:
         """From now on sessions open."""
         self._runner = runner
+        self._execute_step = self._record.around(runner.execute) if self._record else runner.execute
 
     async def GetModelInfo(self, request: Any, context: Any) -> worker_pb2.GetModelInfoResponse:
         """The model, its limits and the size of the cache."""
@@ -47,18 +55,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """One session."""
         self._check_peer(context)
         model_info = self._model_info()
-        session = await self._open(request_iterator)
+        session, opened = await self._open(request_iterator, model_info)
         _log.info("session_opened", scheduler=session.scheduler_id, generation=session.generation)
         try:
-            yield worker_pb2.ExecuteResponse(
-                opened=worker_pb2.SessionOpened(
-                    worker_epoch=self._sessions.worker_epoch,
-                    session_id=session.session_id,
-                    cache_retained=session.cache_retained,
-                    last_executed_step_id=session.resumed_step_id,
-                    model_info=model_info,
-                )
-            )
+            yield worker_pb2.ExecuteResponse(opened=opened)
             while (message := await self._next_message(session, request_iterator)) is not None:
                 if message.WhichOneof("message") != "step":
                     raise ServiceError(Reason.MALFORMED_SESSION, "after `open` every message is a `step`")
@@ -67,11 +67,23 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             self._sessions.close(session)
             _log.info("session_ended", scheduler=session.scheduler_id, generation=session.generation)
 
-    async def _open(self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest]) -> Session:
+    async def _open(
+        self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], model_info: types_pb2.ModelInfo
+    ) -> tuple[Session, worker_pb2.SessionOpened]:
         message = await anext(aiter(request_iterator), None)
         if message is None or message.WhichOneof("message") != "open":
             raise ServiceError(Reason.MALFORMED_SESSION, "the first message of a session is `open`")
-        return await self._sessions.open(message.open)
+        session = await self._sessions.open(message.open)
+        opened = worker_pb2.SessionOpened(
+            worker_epoch=self._sessions.worker_epoch,
+            session_id=session.session_id,
+            cache_retained=session.cache_retained,
+            last_executed_step_id=session.resumed_step_id,
+            model_info=model_info,
+        )
+        if self._record is not None:
+            self._record.opened(message.open, opened)
+        return session, opened
 
     async def _next_message(
         self, session: Session, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest]
@@ -101,13 +113,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return await asyncio.shield(asyncio.ensure_future(self._pass(session, step, arrived)))
 
     async def _pass(self, session: Session, step: worker_pb2.Step, arrived: float) -> worker_pb2.StepResult:
-        assert self._runner is not None
+        assert self._execute_step is not None
         async with self._sessions.pass_lock:
             session.check_fenced()
             self.pass_started = perf_counter()
             try:
                 loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._model_thread, self._runner.execute, step)
+                result = await loop.run_in_executor(self._model_thread, self._execute_step, step)
             finally:
                 started, self.pass_started = self.pass_started, None
             session.last_executed_step_id = step.step_id

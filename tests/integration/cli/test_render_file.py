@@ -1,0 +1,101 @@
+"""`render-file` and `diff-render` as processes: files, pipes, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import run
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "shared" / "demo_model"
+
+
+def body(content: str, **more: object) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": content}], **more}) + "\n"
+
+
+def piped(text: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command with this on its standard input."""
+    command = [sys.executable, "-m", "services.cli", *arguments]
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    file = tmp_path / "conversations.jsonl"
+    file.write_text(body("Hi") + "\n" + body("My name is 你", stop="x", max_tokens=3))
+    return file
+
+
+def test_a_file_and_standard_input_give_the_same_lines(conversations: Path, tmp_path: Path) -> None:
+    golden = tmp_path / "golden.jsonl"
+    result = run("render-file", str(conversations), "--output", str(golden))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    from_pipe = piped(conversations.read_text(), "render-file", "-")
+    assert from_pipe.stdout == golden.read_text()
+    requests = [json.loads(line) for line in from_pipe.stdout.splitlines()]
+    assert [request["model"] for request in requests] == ["demo_model"] * 2
+    assert requests[1]["sampling_params"]["max_tokens"] == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conversations.jsonl", "golden.jsonl"]
+
+
+def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_path: Path) -> None:
+    golden = tmp_path / "golden.jsonl"
+    golden.write_text("old")
+    with conversations.open("a") as file:
+        file.write(body("x", best_of=2))
+    result = run("render-file", str(conversations), "--output", str(golden))
+    assert result.returncode == 2
+    assert result.stderr == f"triptych: {conversations}, line 4: the key 'best_of' is not known here\n"
+    assert golden.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conversations.jsonl", "golden.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["render-file", "/nowhere"], "cannot read /nowhere: No such file or directory"),
+        (
+            ["render-file", "-", "--output", "/nowhere/x"],
+            "cannot write /nowhere/x: No such file or directory",
+        ),
+        (["render-file", "-", "--model", "/nowhere"], "the model folder /nowhere does not exist"),
+        (["render-file"], "Missing argument 'CONVERSATIONS'."),
+        (["diff-render", "/nowhere", "-"], "cannot read /nowhere: No such file or directory"),
+        (["diff-render", "-"], "Missing argument 'SECOND'."),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"triptych: {message}\n")
+
+
+def test_a_difference_is_shown_and_exits_with_1(conversations: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for file, name in zip(files, ("你", "Ada"), strict=True):
+        conversations.write_text(body("Hi") + body(f"My name is {name}"))
+        assert run("render-file", str(conversations), "--output", str(file)).returncode == 0
+    first, second = map(str, files)
+    same = run("diff-render", first, first)
+    assert (same.returncode, same.stdout, same.stderr) == (0, "", "")
+    different = run("diff-render", first, second, "--model", str(MODEL))
+    assert different.returncode == 1
+    assert different.stdout.startswith("request 2 differs in its prompt from token ")
+    assert "My name is" in different.stdout
+    assert "Ada" in different.stdout
+    broken = run("diff-render", first, str(conversations))
+    assert broken.returncode == 2
+    assert f"{conversations}, line 1: not a GenerateRequest" in broken.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text(body("word " * 200) * 500)
+    command = f"{sys.executable} -m services.cli render-file {file} | head -c 1"
+    result = subprocess.run(command, shell=True, capture_output=True, cwd=ROOT, timeout=60, check=False)
+    assert (result.stdout, result.stderr) == (b"{", b"")

@@ -1,0 +1,114 @@
+"""What a handler raises, and what the caller sees."""
+
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from google.rpc import error_details_pb2, status_pb2
+from triptych.v1 import scheduler_pb2
+
+from shared.errors import DETAILS_KEY, STATUS_CODE, Reason, ServiceError, out_of_range, reason_in
+from tests.integration.shared.fakes import ABORT, GENERATE, GET_STATUS, event, failure_of, metric, serving
+
+STATUS_REQUEST = scheduler_pb2.GetStatusRequest()
+
+
+def raising(error: Exception) -> dict[str, Any]:
+    """Handlers of both kinds; the stream fails after its first event."""
+
+    async def get_status(request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
+        raise error
+
+    async def generate(request: Any, context: Any) -> Any:
+        yield event()
+        raise error
+
+    return {"GetStatus": get_status, "Generate": generate}
+
+
+async def failures(error: Exception) -> list[grpc.aio.AioRpcError]:
+    async with serving(**raising(error)) as fake:
+        return [
+            await failure_of(fake.stub.GetStatus(STATUS_REQUEST)),
+            await failure_of(fake.stub.Generate(scheduler_pb2.GenerateRequest())),
+        ]
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+async def test_a_service_error_arrives_with_its_status_reason_and_sentence(reason: Reason) -> None:
+    for error in await failures(ServiceError(reason, "a sentence")):
+        assert error.code() is STATUS_CODE[reason]
+        assert error.details() == "a sentence"
+        assert reason_in(error.trailing_metadata()) is reason
+
+
+async def test_a_bad_field_arrives_with_its_path() -> None:
+    for error in await failures(out_of_range("sampling_params.top_p", 2, "(0, 1]")):
+        metadata = dict(error.trailing_metadata())
+        violations = error_details_pb2.BadRequest()
+        status = status_pb2.Status.FromString(metadata[DETAILS_KEY])
+        assert any(detail.Unpack(violations) for detail in status.details)
+        assert [violation.field for violation in violations.field_violations] == ["sampling_params.top_p"]
+
+
+async def test_a_bug_is_internal_says_nothing_of_its_inside_and_is_logged_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        for error in await failures(KeyError("secret")):
+            assert error.code() is grpc.StatusCode.INTERNAL
+            assert reason_in(error.trailing_metadata()) is Reason.BUG
+            assert "secret" not in repr(error)
+            assert "KeyError" not in repr(error)
+    bugs = [line for line in lines if line["event"] == "bug"]
+    assert [line["method"] for line in bugs] == [GET_STATUS, GENERATE]
+    assert all(line["error"] == "KeyError" for line in bugs)
+    # Neither does gRPC log it a second time.
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_bug_names_the_request_that_the_logs_have_it_under() -> None:
+    async with serving(**raising(ValueError())) as fake:
+        error = await failure_of(fake.stub.GetStatus(STATUS_REQUEST, metadata=[("x-request-id", "id-7")]))
+    assert "id-7" in (error.details() or "")
+
+
+async def test_a_status_that_a_handler_aborts_with_stays_as_it_is() -> None:
+    async def get_status(request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "not here", (("key", "value"),))
+        raise AssertionError("not reached")
+
+    before = metric("triptych_server_requests_total", method=GET_STATUS, code="NOT_FOUND")
+    async with serving(GetStatus=get_status) as fake:
+        error = await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "not here")
+    assert dict(error.trailing_metadata())["key"] == "value"
+    assert metric("triptych_server_requests_total", method=GET_STATUS, code="NOT_FOUND") == before + 1
+
+
+async def test_bytes_that_are_no_message_are_the_caller_s_fault() -> None:
+    async def not_reached(request: Any, context: Any) -> Any:
+        raise AssertionError("not reached")
+        yield
+
+    before = metric("triptych_server_requests_total", method=ABORT, code="INVALID_ARGUMENT")
+    async with serving(AbortRequest=not_reached, Generate=not_reached) as fake:
+        for start in (
+            fake.channel.unary_unary(ABORT, bytes, bytes),
+            fake.channel.unary_stream(GENERATE, bytes, bytes),
+        ):
+            error = await failure_of(start(b"\xff\xff\xff"))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason_in(error.trailing_metadata()) is Reason.MALFORMED_MESSAGE
+            assert "DecodeError" not in repr(error)
+    assert metric("triptych_server_requests_total", method=ABORT, code="INVALID_ARGUMENT") == before + 1
+
+
+async def test_a_handler_that_answers_with_the_wrong_type_is_a_bug() -> None:
+    async def get_status(request: Any, context: Any) -> Any:
+        return None
+
+    async with serving(GetStatus=get_status) as fake:
+        error = await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
+    assert reason_in(error.trailing_metadata()) is Reason.BUG

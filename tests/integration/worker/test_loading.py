@@ -1,0 +1,35 @@
+"""What loading refuses, and that it stops when the process is asked to end."""
+
+from typing import Any
+
+import pytest
+
+from services.worker import serve
+from services.worker.config import WorkerConfig
+from services.worker.model.config import ModelConfig
+from shared.config import ConfigError
+
+
+def load(is_stopping: bool = False, **flags: Any) -> Any:
+    config = WorkerConfig(**flags)
+    return serve._load(config, ModelConfig.from_folder(config.model), lambda: is_stopping)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--device: .* allowed on this machine: auto"):
+        load(device="mps")
+
+
+def test_a_cache_larger_than_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^there is no memory for a cache of "):
+        load(kv_cache_memory="90000GiB")
+
+
+def test_a_cache_of_no_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fewer than 2 blocks"):
+        load(kv_cache_memory="1KB")
+
+
+def test_loading_stops_at_the_next_tensor() -> None:
+    with pytest.raises(serve._LoadStoppedError):
+        load(is_stopping=True)
