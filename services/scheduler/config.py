@@ -12,7 +12,7 @@ from shared.wire import Address
 def _parse_addresses(value: Any) -> Any:
     if isinstance(value, str):
         value = value.split(",")
-    addresses = tuple(each if isinstance(each, Address) else Address.parse(each) for each in value)
+    addresses = tuple(each if isinstance(each, Address) else Address.parse(each.strip()) for each in value)
     if len(set(addresses)) < len(addresses):
         raise ValueError("the same worker is named twice")
     return addresses

@@ -6,6 +6,7 @@ caller reads while the worker computes the next step.
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from time import monotonic
 
 from triptych.v1 import scheduler_pb2, worker_pb2
@@ -13,11 +14,12 @@ from triptych.v1 import scheduler_pb2, worker_pb2
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import scheduler_output as core
 from services.scheduler.core.kv_cache_manager import KVCacheManager
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.generation import Generation
 from services.scheduler.pool import Pool
 from services.scheduler.step import build_step, parse_result
-from services.scheduler.worker_client import FencedError, WorkerClient, WorkerLostError
+from services.scheduler.worker_client import RETRY_SECONDS, FencedError, WorkerClient, WorkerLostError
 from shared import metrics
 from shared.errors import Reason, ServiceError
 from shared.log import get_logger
@@ -47,18 +49,28 @@ class Engine:
         return not self.is_fenced and any(not state.draining for state in states)
 
     async def run(self) -> None:
-        """Serves every worker until cancelled."""
-        await asyncio.gather(*(self._serve_worker(index) for index in range(len(self._workers))))
+        """Serves every worker until cancelled, or until a later scheduler has one: the others are its too."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(self._workers)):
+                    group.create_task(self._serve_worker(index))
+        except* FencedError as errors:
+            self.is_fenced = True
+            _log.error("fenced", why=[str(error) for error in errors.exceptions])
 
     # Requests.
 
-    def check_room(self) -> None:
-        """Raises the refusal that a new request gets now, if any."""
+    def check_ready(self) -> None:
+        """Raises NO_WORKER while no new work can be taken."""
         if not self.is_ready:
             why = "a later scheduler took the workers over" if self.is_fenced else "no worker is ready"
             raise ServiceError(Reason.NO_WORKER, why, retry_after_seconds=1.0)
-        if self._scheduler.num_waiting >= self._max_waiting and not self._has_idle_place():
-            message = f"{self._scheduler.num_waiting} requests wait; allowed: {self._max_waiting}"
+
+    def check_room(self) -> None:
+        """Raises QUEUE_FULL if as many wait as may."""
+        num_waiting = len(self._waiting_requests())
+        if num_waiting >= self._max_waiting and not self._has_idle_place():
+            message = f"{num_waiting} requests wait; allowed: {self._max_waiting}"
             raise ServiceError(Reason.QUEUE_FULL, message, retry_after_seconds=1.0)
 
     def submit(self, generation: Generation) -> None:
@@ -81,15 +93,15 @@ class Engine:
     def status(self) -> scheduler_pb2.GetStatusResponse:
         """The load, worker by worker."""
         response = scheduler_pb2.GetStatusResponse(
-            num_waiting=self._scheduler.num_waiting, num_running=self._scheduler.num_running
+            num_waiting=len(self._waiting_requests()), num_running=len(self._running_requests())
         )
         for index, client in enumerate(self._workers):
             status = response.workers.add(address=client.address)
             state = self._scheduler.workers.get(index)
             if state is not None:
                 pool = state.kv_cache.pool
-                status.ready = True
-                status.num_running = len(state.running)
+                status.ready = not state.draining
+                status.num_running = len({sequence.request for sequence in state.running})
                 status.num_live_blocks = pool.num_live
                 status.num_cached_blocks = pool.num_cached
                 status.num_free_blocks = pool.num_free
@@ -98,11 +110,11 @@ class Engine:
     # Workers.
 
     async def _serve_worker(self, worker: int) -> None:
-        """Session after session, for as long as this scheduler may have the worker."""
+        """Session after session. Raises FencedError."""
         client = self._workers[worker]
-        while not self.is_fenced:
+        while True:
             try:
-                self._attach(worker, await client.open_session())
+                self._attach(worker, await client.open_session(partial(self.pool.add, worker)))
                 watching = asyncio.create_task(self._watch_draining(worker))
                 try:
                     await self._run_steps(worker)
@@ -110,38 +122,45 @@ class Engine:
                     watching.cancel()
             except WorkerLostError as error:
                 _log.warning("worker_lost", worker=client.address, why=str(error))
-            except FencedError as error:
-                self.is_fenced = True
-                _log.error("fenced", worker=client.address, why=str(error))
             finally:
                 client.close()
                 self._detach(worker)
+            # A worker that ends every session at once must not keep this loop busy.
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _run_steps(self, worker: int) -> None:
         """The engine loop; ends only with the session."""
         scheduler, client = self._scheduler, self._workers[worker]
         while True:
             output, events = scheduler.schedule(worker, monotonic())
-            self._publish(events)
             if output is None:
+                self._publish(events)
+                self._observe(worker)
                 await self._wait_for_work(worker)
                 continue
-            result = await self._execute(worker, client, output)
+            # Built first: publishing may already end a request of the step.
+            step = self._build_step(output)
+            self._publish(events)
+            result = await self._execute(client, output, step)
             self._publish(scheduler.update(output, result, monotonic()))
             self._observe(worker)
-            # Callers' writes and new requests have their turn also when the next result is already there.
-            await asyncio.sleep(0)
+
+    def _build_step(self, output: core.SchedulerOutput) -> worker_pb2.Step:
+        block_size = self._scheduler.workers[output.worker].kv_cache.block_size
+        ids = {each.sequence.request.generation_id for each in output.scheduled}
+        return build_step(output, block_size, {each: self._generations[each].sampling for each in ids})
 
     async def _execute(
-        self, worker: int, client: WorkerClient, output: core.SchedulerOutput
+        self, client: WorkerClient, output: core.SchedulerOutput, step: worker_pb2.Step
     ) -> core.ModelRunnerOutput:
-        """Runs the step and times it."""
-        block_size = self._scheduler.workers[worker].kv_cache.block_size
-        params = {key: generation.params for key, generation in self._generations.items()}
+        """Runs the step and times it. A worker that answers what was not asked is as good as lost."""
         start = monotonic()
-        result = await client.execute(build_step(output, block_size, params))
+        result = await client.execute(step)
         seconds = monotonic() - start
-        parsed = parse_result(output, result)
+        try:
+            parsed = parse_result(output, result, self.pool.vocab_size)
+        except ValueError as error:
+            raise WorkerLostError(f"malformed result: {error}") from None
         metrics.STEP_TIME.labels(client.address).observe(seconds)
         metrics.STEP_OVERHEAD.labels(client.address).observe(seconds - parsed.worker_seconds)
         metrics.STEP_SEQUENCES.labels(client.address).observe(len(output.scheduled))
@@ -170,12 +189,8 @@ class Engine:
             self._wake()
 
     def _attach(self, worker: int, opened: worker_pb2.SessionOpened) -> None:
-        """Every block of the worker is empty for us. Raises WorkerLostError if it serves another model."""
+        """Every block of the worker is empty for us."""
         info, address = opened.model_info, self._workers[worker].address
-        try:
-            self.pool.add(worker, info)
-        except ValueError as error:
-            raise WorkerLostError(str(error)) from None
         identity = f"{info.model_fingerprint} {info.tokenizer_fingerprint}"
         kv_cache = KVCacheManager(info.num_blocks, info.block_size, identity)
         self._scheduler.add_worker(worker, kv_cache, info.max_num_batched_tokens)
@@ -205,7 +220,7 @@ class Engine:
                 continue  # it left earlier in this very list
             if not generation.publish(event, now):
                 self._scheduler.abort(request)
-            if request.is_finished:
+            if generation.is_over:
                 del self._generations[request.generation_id]
 
     def _observe(self, worker: int) -> None:
@@ -214,8 +229,16 @@ class Engine:
         pool = state.kv_cache.pool
         for name, count in (("live", pool.num_live), ("cached", pool.num_cached), ("free", pool.num_free)):
             metrics.BLOCKS.labels(address, name).set(count)
-        metrics.REQUESTS.labels("waiting").set(self._scheduler.num_waiting)
-        metrics.REQUESTS.labels("running").set(self._scheduler.num_running)
+        metrics.REQUESTS.labels("waiting").set(len(self._waiting_requests()))
+        metrics.REQUESTS.labels("running").set(len(self._running_requests()))
+
+    def _running_requests(self) -> set[Request]:
+        """Those with an output in a running batch."""
+        return {each.request for state in self._scheduler.workers.values() for each in state.running}
+
+    def _waiting_requests(self) -> set[Request]:
+        """Those of which nothing runs."""
+        return {each.request for each in self._scheduler.waiting} - self._running_requests()
 
     def _has_idle_place(self) -> bool:
         return self._scheduler.num_waiting == 0 and self._scheduler.has_place()

@@ -1,6 +1,6 @@
-"""One accepted request on the engine's side: the core's request, its parameters, the way to its caller."""
+"""One accepted request on the engine's side: the core's request, how it samples, the way to its caller."""
 
-from triptych.v1 import scheduler_pb2, types_pb2
+from triptych.v1 import scheduler_pb2, types_pb2, worker_pb2
 
 from services.scheduler.core import scheduler_output as core
 from services.scheduler.core.request import FinishReason, Request, Sequence
@@ -18,12 +18,19 @@ _FINISH_REASONS = {
 class Generation:
     """Turns the core's events into GenerateResponse and keeps the request's times."""
 
-    def __init__(self, request: Request, params: types_pb2.SamplingParams, stream: OutputStream) -> None:
-        """`params` is resolved: every scalar that has a default is set."""
+    def __init__(self, request: Request, sampling: worker_pb2.SamplingStep, stream: OutputStream) -> None:
+        """`sampling`: as step.fixed_sampling makes it."""
         self.request = request
-        self.params = params
+        self.sampling = sampling
         self.stream = stream
+        self._num_unfinished = len(request.sequences)
         self._last_token_time: dict[int, float] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Its last event has been published. (The core's request may be finished before: one step can end
+        several outputs, and each has its `finished`.)"""
+        return self.stream.is_finished
 
     def admitted(self) -> None:
         """The first event."""
@@ -71,10 +78,11 @@ class Generation:
     def _token(self, event: core.TokenSampled, now: float) -> bool:
         index = event.sequence.output_index
         self._observe_token(index, now)
-        chunk = scheduler_pb2.TokenChunk(token_ids=[event.token.token_id])
+        response = scheduler_pb2.GenerateResponse(output_index=index)
+        response.chunk.token_ids.append(event.token.token_id)
         if event.token.logprobs is not None:
-            chunk.logprobs.append(event.token.logprobs)
-        return self.stream.put(scheduler_pb2.GenerateResponse(output_index=index, chunk=chunk))
+            response.chunk.logprobs.append(event.token.logprobs)
+        return self.stream.put(response)
 
     def _finished(self, event: core.OutputFinished, now: float) -> bool:
         sequence = event.sequence
@@ -95,7 +103,8 @@ class Generation:
                 finished.stop_token_logprobs.CopyFrom(event.stop_token.logprobs)
         response = scheduler_pb2.GenerateResponse(output_index=sequence.output_index, finished=finished)
         is_read = self.stream.put(response)
-        if self.request.is_finished:
+        self._num_unfinished -= 1
+        if self._num_unfinished == 0:
             self.stream.finish()
         return is_read
 

@@ -3,10 +3,21 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from triptych.v1 import scheduler_pb2
 
 from shared.errors import Reason, ServiceError
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An event that the caller has not taken yet."""
+
+    event: scheduler_pb2.GenerateResponse
+    # Without the tokens that joined it.
+    num_bytes_first: int
+    num_bytes: int
 
 
 class OutputStream:
@@ -15,58 +26,69 @@ class OutputStream:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._events: deque[scheduler_pb2.GenerateResponse] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        # Each output's newest event, where that is a chunk: more tokens join it.
+        self._chunks: dict[int, _Waiting] = {}
         self._error: ServiceError | None = None
-        self._is_finished = False
         self._changed = asyncio.Event()
+        self.is_finished = False
 
     def put(self, event: scheduler_pb2.GenerateResponse) -> bool:
-        """Buffers an event; tokens join a chunk of the same output that still waits. False: over the bound,
-        and the stream has ended with SLOW_READER."""
-        if self._is_finished:
+        """Buffers an event; tokens join a chunk of the same output that still waits.
+
+        False: the caller has left more than the bound unread, and the stream has ended with SLOW_READER. What
+        is put first never does that, however large: its caller has had no chance to read it.
+        """
+        if self.is_finished:
             return True
-        self._append(event)
-        if self._num_bytes > self._max_bytes:
-            self._events.clear()
+        if self._waiting and self._num_bytes - self._waiting[0].num_bytes_first > self._max_bytes:
+            self._waiting.clear()
+            self._chunks.clear()
             message = f"the caller left more than {self._max_bytes} bytes of output unread"
             self.fail(ServiceError(Reason.SLOW_READER, message))
             return False
+        self._append(event)
         self._changed.set()
         return True
 
     def finish(self) -> None:
         """Every output has ended."""
-        self._is_finished = True
+        self.is_finished = True
         self._changed.set()
 
     def fail(self, error: ServiceError) -> None:
         """The request has ended with an error."""
-        if not self._is_finished:
+        if not self.is_finished:
             self._error = error
             self.finish()
 
     def _append(self, event: scheduler_pb2.GenerateResponse) -> None:
-        last = self._events[-1] if self._events else event
-        if (
-            last is not event
-            and event.HasField("chunk")
-            and last.HasField("chunk")
-            and last.output_index == event.output_index
-        ):
-            self._num_bytes -= last.ByteSize()
-            last.chunk.MergeFrom(event.chunk)
-            self._num_bytes += last.ByteSize()
+        num_bytes = event.ByteSize()
+        entry = _Waiting(event, num_bytes, num_bytes)
+        self._num_bytes += num_bytes
+        open_chunk = self._chunks.pop(event.output_index, None)
+        is_chunk = event.HasField("chunk")
+        if is_chunk and open_chunk is not None:
+            open_chunk.event.chunk.MergeFrom(event.chunk)
+            open_chunk.num_bytes += num_bytes
+            entry = open_chunk
         else:
-            self._events.append(event)
-            self._num_bytes += event.ByteSize()
+            self._waiting.append(entry)
+        if is_chunk:
+            self._chunks[event.output_index] = entry
+
+    def _take(self) -> scheduler_pb2.GenerateResponse:
+        taken = self._waiting.popleft()
+        self._num_bytes -= taken.num_bytes
+        if self._chunks.get(taken.event.output_index) is taken:
+            del self._chunks[taken.event.output_index]
+        return taken.event
 
     async def __aiter__(self) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
         while True:
-            while self._events:
-                event = self._events.popleft()
-                self._num_bytes -= event.ByteSize()
-                yield event
-            if self._is_finished:
+            while self._waiting:
+                yield self._take()
+            if self.is_finished:
                 break
             self._changed.clear()
             await self._changed.wait()

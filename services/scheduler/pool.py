@@ -4,6 +4,16 @@ from triptych.v1 import types_pb2
 
 from shared.errors import Reason, ServiceError
 
+# Less than this and a worker could serve nothing: one block is the null block, one token of the context the
+# prompt's.
+_LEAST = {
+    "num_blocks": 2,
+    "block_size": 1,
+    "vocab_size": 1,
+    "max_model_len": 2,
+    "max_num_batched_tokens": 1,
+}
+
 
 class Pool:
     """The models of the workers whose session is open."""
@@ -12,7 +22,11 @@ class Pool:
         self._infos: dict[int, types_pb2.ModelInfo] = {}
 
     def add(self, worker: int, info: types_pb2.ModelInfo) -> None:
-        """Raises ValueError if the worker serves another model, or cuts its cache in other blocks."""
+        """Raises ValueError if the worker serves another model, cuts its cache in other blocks, or could
+        serve nothing."""
+        for field, least in _LEAST.items():
+            if getattr(info, field) < least:
+                raise ValueError(f"{field} is {getattr(info, field)}; allowed: at least {least}")
         for known in self._infos.values():
             for field in ("model_fingerprint", "tokenizer_fingerprint", "block_size"):
                 if getattr(known, field) != getattr(info, field):
@@ -25,8 +39,10 @@ class Pool:
         """The session is gone."""
         self._infos.pop(worker, None)
 
-    def __len__(self) -> int:
-        return len(self._infos)
+    @property
+    def vocab_size(self) -> int:
+        """The model's; there is a worker."""
+        return next(iter(self._infos.values())).vocab_size
 
     def model_info(self) -> types_pb2.ModelInfo:
         """Sizes are sums over the workers, limits what each can keep. Raises NO_WORKER if there is none."""

@@ -4,6 +4,9 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -15,6 +18,7 @@ from shared import metrics
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer
 from shared.log import configure_logging, get_logger
+from shared.wire import Address
 
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
@@ -27,32 +31,50 @@ def run(config: SchedulerConfig) -> None:
     asyncio.run(_serve(config))
 
 
-async def _serve(config: SchedulerConfig) -> None:
-    metrics.serve_metrics(config.metrics_address)
+@dataclass
+class SchedulerService:
+    """A scheduler that serves."""
+
+    engine: Engine
+    server: GrpcServer
+    address: Address
+    # The engine's loop, and what reports its readiness.
+    tasks: tuple["asyncio.Task[None]", ...]
+
+
+@asynccontextmanager
+async def serving(config: SchedulerConfig) -> AsyncIterator[SchedulerService]:
+    """Listens and looks for its workers; the caller awaits `server.run_until_signal`."""
     scheduler_id = f"{socket.gethostname()}:{config.listen.port}"
     generation = time.time_ns() // 1000
     channels = [create_channel(address, config) for address in config.worker]
-    engine = Engine(
-        config,
-        [
-            WorkerClient(address, channel, scheduler_id, generation)
-            for address, channel in zip(config.worker, channels, strict=True)
-        ],
-    )
+    clients = [
+        WorkerClient(address, channel, scheduler_id, generation)
+        for address, channel in zip(config.worker, channels, strict=True)
+    ]
+    engine = Engine(config, clients)
     server = GrpcServer(config, [SERVICE_NAME])
     servicer = SchedulerServicer(engine, server.drain, config.output_buffer_bytes)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server.server)
     address = await server.start()
-    _log.info("listening", address=str(address), metrics=str(config.metrics_address))
-    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(_follow_readiness(engine, server))]
-    for task in tasks:
-        task.add_done_callback(_exit_on_bug)
-    await server.run_until_signal()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for channel in channels:
-        await channel.close()
+    tasks = (asyncio.create_task(engine.run()), asyncio.create_task(_follow_readiness(engine, server)))
+    try:
+        yield SchedulerService(engine, server, address, tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channel in channels:
+            await channel.close()
+
+
+async def _serve(config: SchedulerConfig) -> None:
+    metrics.serve_metrics(config.metrics_address)
+    async with serving(config) as service:
+        _log.info("listening", address=str(service.address), metrics=str(config.metrics_address))
+        for task in service.tasks:
+            task.add_done_callback(_exit_on_bug)
+        await service.server.run_until_signal()
 
 
 async def _follow_readiness(engine: Engine, server: GrpcServer) -> None:

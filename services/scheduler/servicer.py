@@ -11,6 +11,7 @@ from services.scheduler.core.request import Request
 from services.scheduler.engine import Engine
 from services.scheduler.generation import Generation
 from services.scheduler.output_stream import OutputStream
+from services.scheduler.step import fixed_sampling
 from shared.errors import Reason, ServiceError, out_of_range
 from shared.interceptors import DrainState
 from shared.log import get_logger
@@ -79,6 +80,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _admit(self, message: scheduler_pb2.GenerateRequest) -> Generation:
         """Checks, resolves, submits. Nothing waits here, so what is checked still holds when submitted."""
+        self._engine.check_ready()
         info = self._engine.pool.model_info()
         _check_identity(message, info)
         _check_prompt(message, info)
@@ -91,7 +93,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         self._engine.check_room()
         request = _make_request(message, params, info)
-        generation = Generation(request, params, OutputStream(self._output_buffer_bytes))
+        sampling = fixed_sampling(request, params)
+        generation = Generation(request, sampling, OutputStream(self._output_buffer_bytes))
         self._engine.submit(generation)
         return generation
 
@@ -125,9 +128,10 @@ def _check_prompt(message: scheduler_pb2.GenerateRequest, info: types_pb2.ModelI
             prompt_tokens=num_tokens,
             max_model_len=info.max_model_len,
         )
-    for index, token_id in enumerate(message.prompt_token_ids):
-        if token_id >= info.vocab_size:
-            raise out_of_range(f"prompt_token_ids[{index}]", token_id, f"0 to {info.vocab_size - 1}")
+    largest = max(message.prompt_token_ids)
+    if largest >= info.vocab_size:
+        index = list(message.prompt_token_ids).index(largest)
+        raise out_of_range(f"prompt_token_ids[{index}]", largest, f"0 to {info.vocab_size - 1}")
 
 
 def _make_request(

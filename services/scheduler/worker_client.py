@@ -1,13 +1,13 @@
 """One worker's session: opened when the worker comes, steps one at a time, found lost in bounded time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from triptych.v1 import worker_pb2, worker_pb2_grpc
+from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from shared.errors import Reason, reason_in
 from shared.log import get_logger
@@ -44,18 +44,25 @@ class WorkerClient:
         self._next_step_id = 1
         self._reading: asyncio.Task[worker_pb2.ExecuteResponse] | None = None
 
-    async def open_session(self) -> worker_pb2.SessionOpened:
-        """Waits for the worker as long as it takes. Raises FencedError."""
-        was_logged = False
+    async def open_session(self, accept: Callable[[types_pb2.ModelInfo], None]) -> worker_pb2.SessionOpened:
+        """Waits as long as it takes for a worker that `accept` does not refuse with a ValueError. Raises
+        FencedError."""
+        logged = ""
         while True:
             try:
-                return await asyncio.wait_for(self._try_open(), OPEN_TIMEOUT_SECONDS)
-            except (WorkerLostError, TimeoutError) as error:
-                if not was_logged:
-                    _log.info("waiting_for_worker", worker=self.address, why=str(error) or "no answer")
-                    was_logged = True
-            self._end_call()
-            await asyncio.sleep(RETRY_SECONDS)
+                # (wait_for may lose a cancellation that comes as its task ends, before Python 3.12.)
+                async with asyncio.timeout(OPEN_TIMEOUT_SECONDS):
+                    opened = await self._try_open()
+                accept(opened.model_info)
+            except (WorkerLostError, TimeoutError, ValueError) as error:
+                why = str(error) or "no answer"
+                if why != logged:
+                    _log.info("waiting_for_worker", worker=self.address, why=why)
+                    logged = why
+                self.close()
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return opened
 
     async def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
         """Runs one step; gives it its step_id. Raises WorkerLostError or FencedError."""
@@ -87,7 +94,11 @@ class WorkerClient:
 
     def close(self) -> None:
         """Ends the session."""
-        self._end_call()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._call is not None:
+            self._call.cancel()
 
     async def _try_open(self) -> worker_pb2.SessionOpened:
         self._call = self._stub.Execute()
@@ -125,10 +136,3 @@ class WorkerClient:
         if reason_in(await self._call.trailing_metadata()) is Reason.FENCED:
             raise FencedError(details)
         raise WorkerLostError(f"{code.name}: {details}")
-
-    def _end_call(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-        if self._call is not None:
-            self._call.cancel()
