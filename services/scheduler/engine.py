@@ -144,6 +144,8 @@ class Engine:
             result = await self._execute(client, output, step)
             self._publish(scheduler.update(output, result, monotonic()))
             self._observe(worker)
+            if scheduler.num_waiting:
+                self._wake()  # what the step queued may start on a worker that sleeps
 
     def _build_step(self, output: core.SchedulerOutput) -> worker_pb2.Step:
         block_size = self._scheduler.workers[output.worker].kv_cache.block_size

@@ -25,6 +25,9 @@ from services.scheduler.core.scheduler_output import (
 from services.scheduler.core.waiting_queue import WaitingQueue
 from services.scheduler.core.worker_state import WorkerState
 
+# A request that was on so many lost workers is not given another one.
+MAX_MOVES = 3
+
 
 class Scheduler:
     """The queue and the workers' batches. Pure: time is an argument, in seconds on any steady clock."""
@@ -44,13 +47,19 @@ class Scheduler:
         self.workers[worker] = WorkerState(kv_cache, budget, self.max_num_seqs)
 
     def remove_worker(self, worker: int) -> list[Event]:
-        """The session is gone. Its sequences move to other workers; requests that no other can hold fail."""
+        """The session is gone. Its sequences move to other workers.
+
+        Requests that no other can hold fail, and those that have moved too often: it may be they that end
+        the sessions.
+        """
         state = self.workers.pop(worker)
         for sequence in state.running:
             self._requeue(sequence, state)
             sequence.num_moves += 1
         message = "the worker was lost, and there is no other one that could go on"
-        requests = dict.fromkeys(each.request for each in self.waiting if not self._holders(each))
+        requests = dict.fromkeys(
+            each.request for each in self.waiting if each.num_moves > MAX_MOVES or not self._holders(each)
+        )
         return [event for request in requests for event in self._fail(request, "WORKER_LOST", message)]
 
     # Requests come and go.

@@ -6,6 +6,7 @@ import pytest
 
 from services.scheduler.core.prefix_cache import HashBlock
 from services.scheduler.core.request import FinishReason, Request, RequestStatus
+from services.scheduler.core.scheduler import MAX_MOVES
 from services.scheduler.core.scheduler_output import SchedulerOutput
 from tests.support.fake_worker_core import undisturbed_output
 from tests.unit.scheduler.core.cluster import Cluster, constant_hash, one_byte_hash
@@ -346,6 +347,18 @@ def test_a_lost_worker_s_requests_go_on_elsewhere() -> None:
     cluster.run()
     cluster.check_ended()
     assert request.sequences[0].num_moves == 1
+
+
+def test_a_request_whose_workers_are_lost_again_and_again_fails_before_it_has_had_them_all() -> None:
+    cluster = Cluster(*[20] * (MAX_MOVES + 2))
+    request = cluster.add(range(9), max_tokens=6)
+    for worker in range(MAX_MOVES + 1):
+        cluster.begin(worker)
+        cluster.remove_worker(worker)
+    failure = cluster.transcripts[request].failure
+    assert failure is not None
+    assert failure.reason == "WORKER_LOST"
+    cluster.check_ended()
 
 
 def test_a_worker_that_returns_has_nothing_cached() -> None:
