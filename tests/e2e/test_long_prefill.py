@@ -55,7 +55,7 @@ async def test_within_a_20_second_prefill_every_service_answers_health_within_10
 
 async def _tokens_for(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", seconds: float) -> int:
     """Attention is quadratic: from the time of a short prompt to the length that takes so long."""
-    probe = 8192
+    probe = 4096
     await _prefill(stub, 64)
     started = time.monotonic()
     await _prefill(stub, probe)
