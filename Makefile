@@ -7,7 +7,7 @@ GENERATED := protos/triptych/v1/.generated
 PROTO_FILES := $(wildcard protos/triptych/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos fmt lint type test check demo bench clean
+.PHONY: help setup protos fmt lint type test check demo mutants bench bench-render clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,8 +51,14 @@ check: lint type test ## what a change must pass
 demo: setup ## three processes on this machine answer a conversation, streamed, with the embedded model
 	$(BIN)/python -m services.cli.demo
 
+mutants: setup ## does the suite catch deliberate faults in the pass? (minutes; the table goes to tests/bench/LOG.md)
+	$(BIN)/python -m tests.qualification.mutants
+
 bench: setup ## speed, memory and start time, on this machine, alone (numbers go to tests/bench/LOG.md)
 	$(BIN)/python -m tests.bench
+
+bench-render: setup ## speed, memory and start time of render alone; PEERS=/path/to/vllm measures that too
+	$(BIN)/python -m tests.bench.render $(if $(PEERS),--peers $(PEERS))
 
 clean: ## remove .venv, caches and generated code
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

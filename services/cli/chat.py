@@ -33,7 +33,10 @@ class Conversation:
         self.messages: list[render_pb2.ChatMessage] = []
 
     async def say(self, text: str) -> str:
-        """Streams the answer to stdout and keeps both turns. Raises grpc.aio.AioRpcError."""
+        """Streams the answer to stdout, the reasoning to stderr, and keeps both turns.
+
+        Raises grpc.aio.AioRpcError.
+        """
         messages = [*self.messages, render_pb2.ChatMessage(role="user", content=text)]
         request = render_pb2.ChatRequest(request=render_pb2.RenderChatRequest(messages=messages))
         start = perf_counter()
@@ -45,7 +48,7 @@ class Conversation:
                 case "delta":
                     first_text = first_text or perf_counter()
                     answer += response.event.delta.text
-                    print(response.event.delta.text, end="", flush=True)
+                    _show(response.event.delta)
                 case "finished":
                     finished = response.event.finished
         seconds = perf_counter() - start
@@ -56,6 +59,14 @@ class Conversation:
             Console().print(timings_table(seconds, (first_text or perf_counter()) - start, finished))
         self.messages = [*messages, render_pb2.ChatMessage(role="assistant", content=answer)]
         return answer
+
+
+def _show(delta: render_pb2.TextDelta) -> None:
+    if delta.reasoning_content:
+        Console(stderr=True, soft_wrap=True).print(
+            delta.reasoning_content, end="", style="dim", markup=False, highlight=False, emoji=False
+        )
+    print(delta.text, end="", flush=True)
 
 
 def chat(message: str, config: ChatConfig) -> int:

@@ -1,16 +1,17 @@
 """Turns a conversation into the text that the model was trained on."""
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
 
+from services.render.control_tokens import ControlTokens, Prompt
 from services.render.conversation import Conversation
 from services.render.model_folder import DEFAULT_TEMPLATE, SPECIAL_TOKEN_NAMES
-from services.render.template_environment import TemplateEnvironment
+from services.render.own_text import OwnText
+from services.render.template_environment import CompiledTemplate, TemplateEnvironment
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range
 
@@ -20,6 +21,12 @@ TOOL_TEMPLATE = "tool_use"
 # Marks where the last message ends. Private-use characters: no ordinary text holds them. The space at the
 # end shows whether the template trims.
 _END_MARK = "\ue0f0end\ue0f1 "
+
+# A role that is no more than a name is taken for the template's own text.
+_PLAIN_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+# A template's own words may repeat the content; beyond 8 KiB the status that carries them would be lost.
+_MAX_DETAIL_CHARS = 500
 
 # What a template can raise by itself; anything else is our own bug.
 _TEMPLATE_FAULTS = (
@@ -31,12 +38,6 @@ _SET_HERE = frozenset(
 ).union(SPECIAL_TOKEN_NAMES)
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    template: jinja2.Template
-    uses_tools: bool
-
-
 class ChatTemplate:
     """A model's chat templates, compiled. Thread safe; each rendering is bounded in time and size."""
 
@@ -45,24 +46,31 @@ class ChatTemplate:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str],
         *,
+        control_tokens: ControlTokens | None = None,
         max_seconds: float = 10.0,
         max_chars: int = 64 * 1024 * 1024,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """sources: by name, DEFAULT_TEMPLATE for ordinary chats. Raises ConfigError on a syntax error."""
-        self._environment = TemplateEnvironment(now)
-        self._special_tokens = dict(special_tokens)
+        """sources: by name, DEFAULT_TEMPLATE for ordinary chats. control_tokens: in content they are text;
+        None trusts the content. Raises ConfigError on a syntax error."""
+        self._control_tokens = control_tokens or ControlTokens(())
+        self._environment = TemplateEnvironment(self._control_tokens, now)
+        self._special_tokens = {name: self._own_text(text) for name, text in special_tokens.items()}
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._compiled = {name: self._compile(name, source) for name, source in sources.items()}
         # Variables that a caller may not set.
         self.reserved_names = _SET_HERE | self._environment.globals.keys()
 
-    def render(self, conversation: Conversation, prefix: str = "") -> str:
-        """The prompt's text. prefix: of field paths.
+    def render(self, conversation: Conversation, prefix: str = "") -> Prompt:
+        """prefix: of field paths.
 
-        Raises ServiceError: NO_CHAT_TEMPLATE, TOOLS_UNSUPPORTED, TEMPLATE_FAILED, PARAMETER_OUT_OF_RANGE.
+        Raises ServiceError: NO_CHAT_TEMPLATE, TOOLS_UNSUPPORTED, TEMPLATE_FAILED, INVALID_TEXT,
+        PARAMETER_OUT_OF_RANGE.
         """
+        return self._control_tokens.cut(self._render(conversation, prefix))
+
+    def _render(self, conversation: Conversation, prefix: str) -> str:
         compiled = self._choose(bool(conversation.tools))
         if conversation.tools and not compiled.uses_tools:
             raise ServiceError(
@@ -70,19 +78,21 @@ class ChatTemplate:
                 "the model's chat template ignores tools",
                 field=f"{prefix}tools_json",
             )
+        conversation.refuse_characters(self._control_tokens.has_marks, prefix)
         if conversation.continue_final_message:
             return self._render_open(compiled, conversation, prefix)
         return self._run(compiled, conversation, conversation.messages, prefix)
 
-    def _compile(self, name: str, source: str) -> _Compiled:
+    def _own_text(self, text: str) -> str:
+        return OwnText(text, self._control_tokens.mark(text))
+
+    def _compile(self, name: str, source: str) -> CompiledTemplate:
         try:
-            template, tree = self._environment.compile_chat_template(source)
+            return self._environment.compile_chat_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template {name!r}, line {error.lineno}: {error.message}") from None
-        uses_tools = any(node.name == "tools" and node.ctx == "load" for node in tree.find_all(nodes.Name))
-        return _Compiled(template, uses_tools)
 
-    def _choose(self, has_tools: bool) -> _Compiled:
+    def _choose(self, has_tools: bool) -> CompiledTemplate:
         names = [TOOL_TEMPLATE, DEFAULT_TEMPLATE] if has_tools else [DEFAULT_TEMPLATE]
         for name in names:
             if name in self._compiled:
@@ -90,8 +100,15 @@ class ChatTemplate:
         raise ServiceError(Reason.NO_CHAT_TEMPLATE, "the model has no chat template; send a plain prompt")
 
     def _run(
-        self, compiled: _Compiled, conversation: Conversation, messages: list[dict[str, Any]], prefix: str
+        self,
+        compiled: CompiledTemplate,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        prefix: str,
     ) -> str:
+        if compiled.has_open_texts:
+            # Such as `<|im_` + role + `|>`: a plain name completes the token.
+            messages = [{**message, "role": self._own_role(message["role"])} for message in messages]
         variables = {
             "documents": None,
             **conversation.variables,
@@ -110,10 +127,14 @@ class ChatTemplate:
                         raise _failed(f"its output is longer than {self._max_chars} characters", prefix)
                     pieces.append(piece)
         except _TEMPLATE_FAULTS as error:
-            raise _failed(str(error) or type(error).__name__, prefix) from None
+            detail = self._control_tokens.unmark(str(error)) or type(error).__name__
+            raise _failed(detail, prefix) from None
         return "".join(pieces)
 
-    def _render_open(self, compiled: _Compiled, conversation: Conversation, prefix: str) -> str:
+    def _own_role(self, role: str) -> str:
+        return self._own_text(role) if _PLAIN_ROLE.fullmatch(role) else role
+
+    def _render_open(self, compiled: CompiledTemplate, conversation: Conversation, prefix: str) -> str:
         """Renders with a mark at the end of the last message, and cuts there."""
         *earlier, last = conversation.messages
         content = last["content"]
@@ -128,5 +149,7 @@ class ChatTemplate:
 
 
 def _failed(detail: str, prefix: str) -> ServiceError:
+    if len(detail) > _MAX_DETAIL_CHARS:
+        detail = detail[:_MAX_DETAIL_CHARS] + "…"
     message = f"the chat template cannot render this conversation: {detail}"
     return ServiceError(Reason.TEMPLATE_FAILED, message, field=f"{prefix}messages")

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from services.render.output_format import ParserName
+from services.render.tokenizer_choice import TokenizerName
 from shared.config import ListenAddress, ServiceConfig
 from shared.demo_model import PATH as DEMO_MODEL
 from shared.wire import Address
@@ -24,4 +26,15 @@ class RenderConfig(ServiceConfig):
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The model's name; the worker's is the same. (default: the folder's)"
+    )
+    parser: ParserName = Field(
+        ParserName.AUTO,
+        description="The format of reasoning and tool calls in the output; auto: that of the chat template.",
+    )
+    tokenizer: TokenizerName = Field(
+        TokenizerName.AUTO,
+        description="The library that tokenizes; auto: fastokens if a self-test finds it exact.",
+    )
+    trust_content: bool = Field(
+        False, description="Take control tokens in the content of messages and tools for what they say."
     )

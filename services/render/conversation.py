@@ -6,7 +6,7 @@ integers, nothing added. Errors name the field by its path.
 
 import json
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,6 +14,8 @@ from triptych.v1 import render_pb2
 
 from services.render.tool_arguments import ToolArguments
 from shared.errors import Reason, ServiceError, out_of_range
+
+_MESSAGE_FIELDS = frozenset(field.name for field in render_pb2.ChatMessage.DESCRIPTOR.fields)
 
 # Only a text with such an escape can hold half of a surrogate pair.
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -29,6 +31,23 @@ class Conversation:
     variables: dict[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool
+
+    def refuse_characters(self, has_refused: Callable[[str], bool], prefix: str = "") -> None:
+        """Raises ServiceError (INVALID_TEXT) for the first value with a text of which has_refused is true."""
+        for field, value in self._values(prefix):
+            for text in _texts_in(value):
+                if has_refused(text):
+                    message = f"{field} holds a private-use character that the renderer uses itself"
+                    raise ServiceError(Reason.INVALID_TEXT, message, field=field)
+
+    def _values(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        for index, message in enumerate(self.messages):
+            for key, value in message.items():
+                name = key if key in _MESSAGE_FIELDS else "extra_json"
+                yield f"{prefix}messages[{index}].{name}", value
+        for index, tool in enumerate(self.tools):
+            yield f"{prefix}tools_json[{index}]", tool
+        yield f"{prefix}chat_template_kwargs_json", self.variables
 
 
 def read_conversation(
@@ -124,6 +143,20 @@ def _read_object(text: str, field: str) -> dict[str, Any]:
         raise ServiceError(Reason.INVALID_JSON, f"{field} is not a JSON object", field=field)
     _refuse_surrogates(text, value, field)
     return value
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """All texts of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts_in(each)
+    elif isinstance(value, dict):
+        yield from map(str, (value,) if isinstance(value, ToolArguments) else ())
+        for key, each in value.items():
+            yield key
+            yield from _texts_in(each)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -4,13 +4,12 @@ from itertools import zip_longest
 
 from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 
-from services.render.detokenizer import DetokenizerFactory
-from services.render.output_text import OutputText
+from services.render.output_text import OutputText, OutputTextFactory
 from shared.errors import out_of_range
 
 
 class Derenderer:
-    """Decodes, looks for stop strings and counts what is kept. One per request.
+    """Decodes, parses, looks for stop strings and counts what is kept. One per request.
 
     An output that a stop string ends is counted up to the token that completes the match; whatever the
     scheduler sends for it later is dropped.
@@ -18,14 +17,14 @@ class Derenderer:
 
     def __init__(
         self,
-        detokenizers: DetokenizerFactory,
+        output_texts: OutputTextFactory,
         text_params: render_pb2.TextParams,
         *,
         wait_for_timings: bool = False,
     ) -> None:
         """wait_for_timings: a stop string's TextFinished is held until the scheduler's own `finished` brings
         the timings (for who aborts the output there); otherwise it comes with the match."""
-        self._detokenizers = detokenizers
+        self._output_texts = output_texts
         self._text_params = text_params
         self._wait_for_timings = wait_for_timings
         self._admitted = scheduler_pb2.RequestAdmitted()
@@ -74,7 +73,8 @@ class Derenderer:
 
     def _output(self, index: int) -> OutputText:
         if index not in self._outputs:
-            self._outputs[index] = OutputText(self._detokenizers, self._text_params)
+            call_id_prefix = f"call-{self.generation_id}-{index}"
+            self._outputs[index] = self._output_texts.create(self._text_params, call_id_prefix)
         return self._outputs[index]
 
     def _push_chunk(self, index: int, chunk: scheduler_pb2.TokenChunk) -> list[render_pb2.TextEvent]:
@@ -111,7 +111,9 @@ class Derenderer:
         output = self._output(index)
         output.is_ended = True
         self._usage.completion_tokens = sum(each.num_tokens for each in self._outputs.values())
-        end = render_pb2.TextFinished(finish_reason=finished.finish_reason, usage=self._usage)
+        end = render_pb2.TextFinished(
+            finish_reason=finished.finish_reason, usage=self._usage, tool_calls=output.tool_calls
+        )
         if finished.HasField("timings"):
             end.timings.CopyFrom(finished.timings)
         if output.stop_string is not None:
@@ -121,6 +123,8 @@ class Derenderer:
             end.stop_token_id = finished.stop_token_id
             if finished.HasField("stop_token_logprobs"):
                 end.stop_token_logprobs.CopyFrom(finished.stop_token_logprobs)
+        if output.tool_calls and end.finish_reason == types_pb2.FINISH_REASON_STOP:
+            end.finish_reason = types_pb2.FINISH_REASON_TOOL_CALLS
         if index < len(self._admitted.seeds):
             end.seed = self._admitted.seeds[index]
         return render_pb2.TextEvent(output_index=index, finished=end)

@@ -7,6 +7,7 @@ import codecs
 import re
 from typing import Protocol
 
+from services.render.token_bytes import TokenBytes
 from services.render.tokenizer import Tokenizer
 
 # Windows of the general detokenizer, in tokens: what is decoded again with each new token.
@@ -24,6 +25,9 @@ class Detokenizer(Protocol):
     def finish(self) -> str:
         """The rest: what an incomplete character at the very end decodes to."""
 
+    def finish_before(self, token_id: int) -> str:
+        """The rest, where a token follows that is not to be decoded; nothing reaches across it."""
+
     @property
     def has_incomplete_text(self) -> bool:
         """Text of tokens pushed so far is still to come."""
@@ -34,7 +38,9 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._token_bytes = TokenBytes(tokenizer) if tokenizer.decoder.get("type") == "ByteLevel" else None
+        self._token_bytes = (
+            TokenBytes(tokenizer.token) if tokenizer.decoder.get("type") == "ByteLevel" else None
+        )
 
     def create(self, *, skip_special_tokens: bool) -> Detokenizer:
         """A detokenizer for one output."""
@@ -42,28 +48,6 @@ class DetokenizerFactory:
         if self._token_bytes is not None:
             return ByteLevelDetokenizer(self._token_bytes, skipped)
         return WindowDetokenizer(self._tokenizer, skipped)
-
-
-class TokenBytes:
-    """The bytes of each token of a byte-level vocabulary, looked up when first needed."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = {}
-
-    def __getitem__(self, token_id: int) -> bytes:
-        """Empty for ids that the tokenizer does not know: the output layer may have more rows."""
-        found = self._known.get(token_id)
-        if found is None:
-            found = self._known[token_id] = self._look_up(token_id)
-        return found
-
-    def _look_up(self, token_id: int) -> bytes:
-        token = self._tokenizer.token(token_id) or ""
-        try:
-            return bytes(map(_CHAR_TO_BYTE.__getitem__, token))
-        except KeyError:
-            return token.encode()  # an added token: spelled as it is
 
 
 class ByteLevelDetokenizer:
@@ -81,6 +65,10 @@ class ByteLevelDetokenizer:
     def finish(self) -> str:
         """As Detokenizer."""
         return self._decoder.decode(b"", final=True)
+
+    def finish_before(self, token_id: int) -> str:
+        """As Detokenizer."""
+        return self.finish()
 
     @property
     def has_incomplete_text(self) -> bool:
@@ -124,6 +112,13 @@ class WindowDetokenizer:
         self._num_chars_sent += len(new)
         return new
 
+    def finish_before(self, token_id: int) -> str:
+        """As Detokenizer."""
+        new = self.finish()
+        self._window.append(token_id)
+        self._num_chars_sent = len(self._window_text())
+        return new
+
     @property
     def has_incomplete_text(self) -> bool:
         """As Detokenizer."""
@@ -131,16 +126,3 @@ class WindowDetokenizer:
 
     def _window_text(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {
-        **{chr(byte): byte for byte in printable},
-        **{chr(0x100 + index): byte for index, byte in enumerate(others)},
-    }
-
-
-_CHAR_TO_BYTE = _byte_alphabet()

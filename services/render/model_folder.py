@@ -13,7 +13,6 @@ from triptych.v1 import types_pb2
 
 from shared.config import ConfigError
 from shared.errors import ServiceError
-from shared.fingerprint import tokenizer_fingerprint
 from shared.sampling_params import validate
 
 DEFAULT_TEMPLATE = "default"
@@ -57,7 +56,6 @@ class ModelFolder:
     special_tokens: Mapping[str, str]
     # Sources by name; DEFAULT_TEMPLATE is the one for ordinary chats. Empty: the model is no chat model.
     chat_templates: Mapping[str, str]
-    tokenizer_fingerprint: str
 
     @property
     def tokenizer_file(self) -> Path:
@@ -85,15 +83,7 @@ def load_model_folder(path: Path, served_model_name: str = "") -> ModelFolder:
         sampling_defaults=_sampling_defaults(generation_config, vocab_size, max_model_len, path),
         special_tokens=_special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json")),
         chat_templates=_chat_templates(path, tokenizer_config),
-        tokenizer_fingerprint=_fingerprint(path),
     )
-
-
-def _fingerprint(path: Path) -> str:
-    try:
-        return tokenizer_fingerprint(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path / 'tokenizer.json'}: {error}") from None
 
 
 def _read_text(path: Path) -> str:

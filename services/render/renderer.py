@@ -9,10 +9,13 @@ from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 from services.render.chat_template import ChatTemplate
 from services.render.conversation import read_conversation
 from services.render.model_folder import ModelFolder
-from services.render.text_params import resolve_text_params
+from services.render.text_params import resolve_text_params, set_parser
 from services.render.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError, out_of_range
 from shared.sampling_params import resolve, validate
+
+# As many as are put into a message in a few milliseconds.
+_IDS_AT_A_TIME = 64 * 1024
 
 
 class Renderer:
@@ -24,6 +27,7 @@ class Renderer:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
         *,
+        parser: render_pb2.Parser.ValueType = render_pb2.PARSER_UNSPECIFIED,
         scheduler_info: Callable[[], types_pb2.ModelInfo | None] = lambda: None,
         observe: Callable[[str, float], None] = lambda _stage, _seconds: None,
     ) -> None:
@@ -32,8 +36,14 @@ class Renderer:
         self.model = model
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._parser = parser
         self._scheduler_info = scheduler_info
         self._observe = observe
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """Names the tokenizer to workers, which refuse another one's token ids."""
+        return self._tokenizer.fingerprint
 
     @property
     def max_model_len(self) -> int:
@@ -44,21 +54,26 @@ class Renderer:
     def render_chat(
         self, request: render_pb2.RenderChatRequest, prefix: str = ""
     ) -> render_pb2.RenderChatResponse:
-        """Template and tokenizer. The template emits what begins a sequence, so the tokenizer adds nothing.
+        """Template and tokenizer. The template emits what begins a sequence, so the tokenizer adds nothing;
+        only the template's own control tokens are more than text.
 
         prefix: of field paths. Raises ServiceError with the reasons listed at RenderService.
         """
         rendered, text_params = self._start(request, prefix)
         conversation = read_conversation(request, self._chat_template.reserved_names, prefix)
         with self._stage("template"):
-            text = self._chat_template.render(conversation, prefix)
+            prompt = self._chat_template.render(conversation, prefix)
+        set_parser(text_params, self._parser, prompt.text)
         field = f"{prefix}messages"
-        self._set_prompt(rendered, self._encode(text, field, add_special_tokens=False), field)
-        return render_pb2.RenderChatResponse(
+        with self._stage("tokenize"):
+            token_ids = self._tokenizer.encode_pieces(prompt.pieces, field=field)
+        response = render_pb2.RenderChatResponse(
             generate_request=rendered,
             text_params=text_params,
-            prompt_text=text if request.return_prompt_text else "",
+            prompt_text=prompt.text if request.return_prompt_text else "",
         )
+        self._set_prompt(response.generate_request, token_ids, field)
+        return response
 
     def render_completion(
         self, request: render_pb2.RenderCompletionRequest, prefix: str = ""
@@ -76,11 +91,9 @@ class Renderer:
         elif kind == "token_ids":
             token_ids = request.token_ids.ids
             self._check_token_ids(token_ids, f"{field}.ids")
-        self._set_prompt(rendered, token_ids, field)
-        return render_pb2.RenderCompletionResponse(
-            generate_request=rendered,
-            text_params=text_params,
-        )
+        response = render_pb2.RenderCompletionResponse(generate_request=rendered, text_params=text_params)
+        self._set_prompt(response.generate_request, token_ids, field)
+        return response
 
     def tokenize(self, request: render_pb2.TokenizeRequest) -> render_pb2.TokenizeResponse:
         """Raises ServiceError: UNKNOWN_MODEL, INVALID_TEXT."""
@@ -93,7 +106,7 @@ class Renderer:
         """Unknown ids decode to nothing. Raises ServiceError: UNKNOWN_MODEL."""
         self.check_model(request.model, "model")
         skips = request.skip_special_tokens
-        text = self._tokenizer.decode(list(request.token_ids), skip_special_tokens=skips)
+        text = self._tokenizer.decode(request.token_ids, skip_special_tokens=skips)
         return render_pb2.DetokenizeResponse(text=text)
 
     def check_model(self, name: str, field: str) -> None:
@@ -119,7 +132,7 @@ class Renderer:
         rendered = scheduler_pb2.GenerateRequest(
             request_id=request.request_id,
             model=self.model.name,
-            tokenizer_fingerprint=self.model.tokenizer_fingerprint,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
             sampling_params=sampling_params,
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -152,7 +165,9 @@ class Renderer:
                 prompt_tokens=len(token_ids),
                 max_model_len=max_model_len,
             )
-        request.prompt_token_ids.extend(token_ids)
+        # Where they stay: a message given to another one is copied. In parts: other threads run in between.
+        for start in range(0, len(token_ids), _IDS_AT_A_TIME):
+            request.prompt_token_ids.extend(token_ids[start : start + _IDS_AT_A_TIME])
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -5,16 +5,13 @@ from functools import partial
 
 from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 
-from services.render.chat_template import ChatTemplate
 from services.render.compute_pool import ComputePool
 from services.render.config import RenderConfig
-from services.render.detokenizer import DetokenizerFactory
-from services.render.model_folder import load_model_folder
-from services.render.renderer import Renderer
+from services.render.loading import load_renderer
+from services.render.output_text import OutputTextFactory
 from services.render.scheduler_client import SchedulerClient
 from services.render.servicer import RenderServicer
 from services.render.text_servicer import TextServicer
-from services.render.tokenizer import Tokenizer
 from shared import metrics
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer
@@ -33,9 +30,6 @@ def run(config: RenderConfig) -> None:
 
 
 async def _serve(config: RenderConfig) -> None:
-    model = load_model_folder(config.model, config.served_model_name or "")
-    tokenizer = Tokenizer(model.tokenizer_file)
-    metrics.serve_metrics(config.metrics_address)
     server = GrpcServer(config, [RENDER_SERVICE, TEXT_SERVICE])
     channel = create_channel(config.scheduler, config) if config.scheduler else None
     scheduler = SchedulerClient(channel, partial(server.set_ready, TEXT_SERVICE)) if channel else None
@@ -43,24 +37,26 @@ async def _serve(config: RenderConfig) -> None:
     def scheduler_info() -> types_pb2.ModelInfo | None:
         return scheduler.model_info if scheduler else None
 
-    renderer = Renderer(
-        model,
-        tokenizer,
-        ChatTemplate(model.chat_templates, model.special_tokens),
+    renderer, tokenizer, parser, parser_reason = load_renderer(
+        config,
         scheduler_info=scheduler_info,
         observe=lambda stage, seconds: metrics.RENDER_STAGE.labels(stage).observe(seconds),
     )
-    detokenizers = DetokenizerFactory(tokenizer)
+    _log.info("tokenizer", library=tokenizer.name, reason=tokenizer.reason)
+    _log.info("parser", parser=parser, reason=parser_reason)
+    metrics.serve_metrics(config.metrics_address)
+    output_texts = OutputTextFactory(tokenizer)
     pool = ComputePool()
     render_pb2_grpc.add_RenderServiceServicer_to_server(
-        RenderServicer(renderer, detokenizers, pool), server.server
+        RenderServicer(renderer, output_texts, pool), server.server
     )
     render_pb2_grpc.add_TextServiceServicer_to_server(
-        TextServicer(renderer, detokenizers, pool, scheduler), server.server
+        TextServicer(renderer, output_texts, pool, scheduler), server.server
     )
     address = await server.start()
     await server.set_ready(RENDER_SERVICE, True)
-    _log.info("listening", address=str(address), metrics=str(config.metrics_address), model=model.name)
+    model_name = renderer.model.name
+    _log.info("listening", address=str(address), metrics=str(config.metrics_address), model=model_name)
     if scheduler is not None:
         scheduler.start()
     await server.run_until_signal()

@@ -8,7 +8,7 @@ from triptych.v1 import render_pb2, render_pb2_grpc
 
 from services.render.compute_pool import ComputePool
 from services.render.derenderer import Derenderer
-from services.render.detokenizer import DetokenizerFactory
+from services.render.output_text import OutputTextFactory
 from services.render.renderer import Renderer
 from services.render.text_params import validate_text_params
 from shared.errors import Reason, ServiceError, out_of_range
@@ -20,9 +20,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class RenderServicer(render_pb2_grpc.RenderServiceServicer):
     """Hands each request to a thread; holds no state of its own."""
 
-    def __init__(self, renderer: Renderer, detokenizers: DetokenizerFactory, pool: ComputePool) -> None:
+    def __init__(self, renderer: Renderer, output_texts: OutputTextFactory, pool: ComputePool) -> None:
         self._renderer = renderer
-        self._detokenizers = detokenizers
+        self._output_texts = output_texts
         self._pool = pool
 
     async def ListModels(
@@ -32,7 +32,7 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
         model = self._renderer.model
         entry = render_pb2.RenderModel(
             model=model.name,
-            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            tokenizer_fingerprint=self._renderer.tokenizer_fingerprint,
             max_model_len=self._renderer.max_model_len,
             supports_chat=bool(model.chat_templates),
         )
@@ -86,7 +86,7 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
     def _open(self, params: render_pb2.DerenderParams) -> Derenderer:
         self._renderer.check_model(params.model, "params.model")
         validate_text_params(params.text_params, "params.text_params")
-        return Derenderer(self._detokenizers, params.text_params)
+        return Derenderer(self._output_texts, params.text_params)
 
 
 def take_request_id(request: render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest) -> None:

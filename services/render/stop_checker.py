@@ -21,6 +21,11 @@ class StopChecker:
         # The stop string found; nothing is to be pushed after that.
         self.stop_string: str | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Characters held back."""
+        return len(self._held)
+
     def push(self, text: str, num_tokens: int) -> str:
         """The text that may be sent now. num_tokens: of the output so far, with those that made this text."""
         if not self._matchers:
@@ -36,7 +41,10 @@ class StopChecker:
         return self._take(len(self._held) - (0 if self._include_stop_in_output else num_held))
 
     def finish(self) -> str:
-        """What is still held back, when no more text comes; empty after a match."""
+        """What is still held back, where the text ends; empty after a match. What is pushed later is another
+        text, with matches of its own."""
+        for matcher in self._matchers:
+            matcher.num_matched = 0
         return "" if self.stop_string is not None else self._take(len(self._held))
 
     def _advance(self, char: str) -> str | None:

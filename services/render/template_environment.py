@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from services.render.control_tokens import ControlTokens
+from services.render.own_text import OwnText, OwnTextMarker, as_written
 from services.render.tool_arguments import is_text
 
 
@@ -26,26 +29,42 @@ class TemplateTimeoutError(jinja2.TemplateRuntimeError):
     """The template ran longer than it may."""
 
 
+class CompiledTemplate(NamedTuple):
+    """A template, ready to render, and what its source tells."""
+
+    template: jinja2.Template
+    # It reads the variable `tools`.
+    uses_tools: bool
+    # Some control token may be put together of a text of the template's and a variable, such as the role.
+    has_open_texts: bool
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Compiles chat templates. Thread safe once built: each thread has its own deadline."""
 
-    def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
-        """`now` is what `strftime_now` formats."""
+    def __init__(self, control_tokens: ControlTokens, now: Callable[[], datetime] = datetime.now) -> None:
+        """control_tokens: templates' own ones come out in disguise. now: what `strftime_now` formats."""
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self._control_tokens = control_tokens
+        # The templates' literals that hold control tokens; compiled code looks them up.
+        self.own_texts: list[OwnText] = []
         self.filters["tojson"] = _to_json
+        self.filters["replace"] = _replace
         self.tests["string"] = is_text
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)
         self._limits = _Limits()
 
-    def compile_chat_template(self, source: str) -> tuple[jinja2.Template, nodes.Template]:
-        """The template, ready to render, and its syntax tree. Raises jinja2.TemplateSyntaxError."""
+    def compile_chat_template(self, source: str) -> CompiledTemplate:
+        """Raises jinja2.TemplateSyntaxError."""
         tree = self.parse(source)
+        uses_tools = any(node.name == "tools" and node.ctx == "load" for node in tree.find_all(nodes.Name))
+        has_open_texts = self._mark_own_texts(tree)
         repeated: Iterator[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
         for node in repeated:
             node.body.insert(0, _clock_check(node.lineno))
         tree.set_environment(self)
-        return self.from_string(tree), tree
+        return CompiledTemplate(self.from_string(tree), uses_tools, has_open_texts)
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
@@ -60,6 +79,25 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Called from inside every loop and macro."""
         if monotonic() > self._limits.deadline:
             raise TemplateTimeoutError("the template ran for too long")
+
+    # The underscores are Jinja's: keyword arguments are the template's to name.
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """As the sandbox does, but `text.join` joins what its texts are when printed: in disguise."""
+        text = getattr(__obj, "__self__", None)
+        if isinstance(text, str) and __obj.__name__ == "join":
+            __obj, args = str(text).join, tuple(map(_printed, args))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _mark_own_texts(self, tree: nodes.Template) -> bool:
+        marker = OwnTextMarker(self._control_tokens, self._own_text)
+        marker.visit(tree)
+        return marker.has_open_texts
+
+    def _own_text(self, text: OwnText) -> nodes.Expr:
+        """The expression `environment.own_texts[index]`."""
+        self.own_texts.append(text)
+        index = nodes.Const(len(self.own_texts) - 1)
+        return nodes.Getitem(nodes.EnvironmentAttribute("own_texts"), index, "load")
 
 
 class _Limits(threading.local):
@@ -95,6 +133,15 @@ def _to_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def _replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
+    # Jinja's own filter prints the text to look for, which would put a control token in disguise.
+    return str(text).replace(as_written(old), str(new), count)
+
+
+def _printed(texts: Any) -> Any:
+    return [str(text) if isinstance(text, str) else text for text in texts]
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from triptych.v1 import render_pb2, types_pb2
 
+from services.render.output_format import FORMATS
 from shared.errors import out_of_range
 
 # Each one costs work with every character of the output.
@@ -15,6 +16,9 @@ def validate_text_params(params: render_pb2.TextParams, field: str = "text_param
     for index, text in enumerate(params.stop):
         if not text:
             raise out_of_range(f"{field}.stop[{index}]", "empty", "a text of at least one character")
+    if params.parser not in render_pb2.Parser.values():
+        names = ", ".join(render_pb2.Parser.keys())
+        raise out_of_range(f"{field}.parser", params.parser, names)
 
 
 def resolve_text_params(
@@ -27,6 +31,16 @@ def resolve_text_params(
     validate_text_params(params, field)
     if params.min_tokens:
         raise out_of_range(f"{field}.min_tokens", params.min_tokens, "unset: sampling_params has it")
+    for name in ("parser", "starts_in_reasoning"):
+        if value := getattr(params, name):
+            raise out_of_range(f"{field}.{name}", value, "unset: the renderer sets it")
     resolved = render_pb2.TextParams(min_tokens=sampling_params.min_tokens)
     resolved.MergeFrom(params)
     return resolved
+
+
+def set_parser(params: render_pb2.TextParams, parser: render_pb2.Parser.ValueType, prompt_text: str) -> None:
+    """How a chat's output is to be read, given the prompt that it goes on from."""
+    params.parser = parser
+    if (output_format := FORMATS.get(parser)) is not None:
+        params.starts_in_reasoning = output_format.ends_in_reasoning(prompt_text)

@@ -10,7 +10,7 @@ from triptych.v1 import render_pb2, render_pb2_grpc
 
 from services.render.compute_pool import ComputePool
 from services.render.derenderer import Derenderer
-from services.render.detokenizer import DetokenizerFactory
+from services.render.output_text import OutputTextFactory
 from services.render.renderer import Renderer
 from services.render.scheduler_client import SchedulerClient, connection_error, scheduler_lost
 from services.render.servicer import take_request_id
@@ -30,13 +30,13 @@ class TextServicer(render_pb2_grpc.TextServiceServicer):
     def __init__(
         self,
         renderer: Renderer,
-        detokenizers: DetokenizerFactory,
+        output_texts: OutputTextFactory,
         pool: ComputePool,
         scheduler: SchedulerClient | None,
     ) -> None:
         """scheduler: None refuses every call."""
         self._renderer = renderer
-        self._detokenizers = detokenizers
+        self._output_texts = output_texts
         self._pool = pool
         self._scheduler = scheduler
 
@@ -68,7 +68,7 @@ class TextServicer(render_pb2_grpc.TextServiceServicer):
         take_request_id(request)
         rendered = await self._pool.run(request.ByteSize(), render, request, _PREFIX)
         render_seconds = perf_counter() - arrival
-        derenderer = Derenderer(self._detokenizers, rendered.text_params, wait_for_timings=True)
+        derenderer = Derenderer(self._output_texts, rendered.text_params, wait_for_timings=True)
         call = self._scheduler.generate(rendered.generate_request, context.time_remaining())
         try:
             async for event in call:

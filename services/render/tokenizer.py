@@ -3,12 +3,13 @@
 tokenizer_config.json often names a class that the file is not; loading through such a class loses spaces.
 """
 
-import json
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer as TokenizerFile
-
+from services.render.control_tokens import ControlTokens, Piece
+from services.render.tokenizer_choice import LoadedTokenizer, TokenizerName, load_library
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
 
@@ -23,54 +24,75 @@ _ROUND_TRIP_TEXTS = (
 
 
 class Tokenizer:
-    """Text to token ids and back. Thread safe: nothing of it changes after the start.
+    """Text to token ids and back. Thread safe: nothing of it changes after the start."""
 
-    Only the batch functions of the library are used, with batches of one: the others hold Python's global
-    lock for as long as they run, and with it the event loop (2.7 s for 1.5 MB of text, measured).
-    """
-
-    def __init__(self, file: Path) -> None:
-        """Raises ConfigError if the file cannot be read, or does not give back the text that it is given."""
-        try:
-            self._tokenizer = TokenizerFile.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 the library raises bare Exception for a malformed file
-            raise ConfigError(f"cannot load {file}: {error}") from None
-        # What the file says of lengths is for training.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        decoder = self._tokenizer.decoder
+    def __init__(self, file: Path, name: TokenizerName = TokenizerName.AUTO) -> None:
+        """file: a folder's tokenizer.json. Raises ConfigError if it cannot be read, or does not give back the
+        text that it is given."""
+        # A library keeps 16 MB for each thread that has used it: this one's go with it.
+        with ThreadPoolExecutor(1) as passing:
+            loaded = passing.submit(_load, file, name).result()
+        _give_back_memory()
+        self._library = loaded.library
+        # Names the tokenizer to workers.
+        self.fingerprint = loaded.fingerprint
+        # The library in use, and why.
+        self.name = loaded.name
+        self.reason = loaded.reason
         # The file's section `decoder`; empty if it has none.
-        self.decoder: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder else {}
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._check_round_trip(file)
+        self.decoder = loaded.decoder
+        added_tokens = self._library.added_tokens
+        self.special_token_ids = frozenset(token.token_id for token in added_tokens if token.special)
+        self.control_tokens = ControlTokens(added_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
-        """Token ids. add_special_tokens: also what the tokenizer adds to a plain prompt.
+        """Token ids of a plain text. add_special_tokens: also what the tokenizer adds to a plain prompt.
 
         field: the path that an error names. Raises ServiceError (INVALID_TEXT).
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            message = f"{field} holds half of a surrogate pair, which is no character"
-            raise ServiceError(Reason.INVALID_TEXT, message, field=field) from None
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        _refuse_surrogates(text, field)
+        return self._library.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+    def encode_pieces(self, pieces: Sequence[Piece], *, field: str) -> list[int]:
+        """Token ids of a prompt that says where control tokens are meant.
+
+        field: the path that an error names. Raises ServiceError (INVALID_TEXT).
+        """
+        for piece in pieces:
+            _refuse_surrogates(piece.text, field)
+        return self._library.encode_pieces(pieces)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of all of them at once. Ids that the tokenizer does not know decode to nothing."""
-        text: str = self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
-        return text
+        return self._library.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None if there is none with this id."""
-        token: str | None = self._tokenizer.id_to_token(token_id)
-        return token
+        return self._library.token(token_id)
 
-    def _check_round_trip(self, file: Path) -> None:
-        for text in _ROUND_TRIP_TEXTS:
-            ids = self.encode(text, add_special_tokens=False, field="text")
-            if (back := self.decode(ids, skip_special_tokens=False)) != text:
-                raise ConfigError(f"{file} does not give text back: {text!r} becomes {back!r}")
+
+def _give_back_memory() -> None:
+    # Reading the file leaves 20 MB of freed memory, which glibc would keep.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _load(file: Path, name: TokenizerName) -> LoadedTokenizer:
+    try:
+        loaded = load_library(file, name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    for text in _ROUND_TRIP_TEXTS:
+        ids = loaded.library.encode(text, add_special_tokens=False)
+        if (back := loaded.library.decode(ids, skip_special_tokens=False)) != text:
+            raise ConfigError(f"{file} does not give text back: {text!r} becomes {back!r}")
+    return loaded
+
+
+def _refuse_surrogates(text: str, field: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = f"{field} holds half of a surrogate pair, which is no character"
+        raise ServiceError(Reason.INVALID_TEXT, message, field=field) from None

@@ -1,5 +1,6 @@
 """Where the model runs, in which type, on how many threads: "auto" resolved before anything is built."""
 
+import math
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from services.worker.model.config import CheckpointError, ModelConfig
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # The matmul that decides: an MLP's shape in small, a few milliseconds in either type.
 _PROBE_ROWS, _PROBE_SIZE, _PROBE_RUNS = 256, 1024, 5
-_CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
@@ -66,8 +67,17 @@ def _num_usable_cores() -> int:
     """Cores by affinity, cut to the control group's quota: a container sees all cores and may use few."""
     has_affinity = hasattr(os, "sched_getaffinity")
     num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, math.floor(min(num_cores, _quota_in_cores())))
+
+
+def _quota_in_cores() -> float:
+    """What the control group grants, as cgroup v2 says it or as v1 does; infinity if it sets no limit."""
     try:
-        quota, period = _CGROUP_CPU_MAX.read_text().split()
+        if (v2 := _CGROUPS / "cpu.max").exists():
+            quota, period = v2.read_text().split()
+        else:
+            v1 = _CGROUPS / "cpu"
+            quota, period = ((v1 / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError):
-        return num_cores
-    return num_cores if quota == "max" else max(1, min(num_cores, int(quota) // int(period)))
+        return math.inf

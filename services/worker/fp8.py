@@ -28,5 +28,8 @@ def dequantise(name: str, weight: Tensor, scale: Tensor | None, block_size: tupl
         raise CheckpointError(
             f"tensor {name}{SCALE_SUFFIX} has shape {list(scale.shape)}; allowed: {expected}"
         )
-    row_scale = scale.float().repeat_interleave(block_size[0], dim=0)[: weight.shape[0]]
-    return weight.float() * row_scale.repeat_interleave(block_size[1], dim=1)[:, : weight.shape[1]]
+    result = weight.float()
+    # By rows of blocks, in place: a whole tensor of scales would double what is held.
+    for rows, row_scale in zip(result.split(block_size[0]), scale.float(), strict=True):
+        rows.mul_(row_scale.repeat_interleave(block_size[1])[: weight.shape[1]])
+    return result

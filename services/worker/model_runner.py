@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from triptych.v1 import types_pb2, worker_pb2
 
+from services.worker.cache_poison import CachePoison
 from services.worker.input_batch import InputBatch
 from services.worker.kv_cache import KVCache, bytes_per_block
 from services.worker.loader import LoadedModel
@@ -40,6 +41,7 @@ class ModelRunner:
         block_size: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        poison_cache: bool = False,
     ) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -49,6 +51,10 @@ class ModelRunner:
             block_size=block_size,
             dtype=self._model.dtype,
             device=self._model.device,
+        )
+        num_layers = loaded.config.num_hidden_layers
+        self._poison = (
+            CachePoison(self._cache, num_layers=num_layers, block_size=block_size) if poison_cache else None
         )
         self._limits = StepLimits(
             vocab_size=loaded.config.vocab_size,
@@ -90,6 +96,8 @@ class ModelRunner:
             batch = InputBatch.from_step(step, block_size=self._limits.block_size, device=self._model.device)
             copies = step.block_copies
             self._cache.copy_blocks([c.source_block_id for c in copies], [c.target_block_id for c in copies])
+            if self._poison is not None:
+                self._poison.before_step(batch)
             prepared = time.perf_counter()
             hidden = self._model.forward(batch, self._cache)
             forwarded = time.perf_counter()

@@ -1,8 +1,8 @@
 """Chooses tokens from logits, exactly as SamplingStep in worker.proto says.
 
 Runs on the CPU, whatever the model's device: sorting and selection are not the same everywhere. Greedy rows
-need one argmax. The others look at their best few logits first; the rare row that those cannot decide is
-sorted whole. All ways give the same token, and a row's token depends on nothing else in the batch.
+need one argmax. The others look at their best few logits first; a row that those cannot decide is weighed as
+a whole (whole_row.py). Both ways give the same token, and a row's token depends on nothing else in the batch.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ from services.worker.logit_adjustment import adjust, has_adjustments
 from services.worker.logprobs import finite, position_logprobs
 from services.worker.philox import uniform
 from services.worker.selection import best, mass
+from services.worker.whole_row import draw_from_row
 
 # Temperatures below act as 0: only equal logits would make a difference.
 MIN_TEMPERATURE = 1e-5
-# How many of the best logits are looked at, first and second, before a row is sorted whole.
-NUM_CANDIDATES = (128, 2048)
+# How many of the best logits are looked at first.
+NUM_CANDIDATES = 128
 
 _NOT_FINITE = worker_pb2.SAMPLE_ERROR_REASON_LOGITS_NOT_FINITE
 _NOTHING_ALLOWED = worker_pb2.SAMPLE_ERROR_REASON_NOTHING_ALLOWED
@@ -91,9 +92,6 @@ class _Draws:
     # Of the whole row (selection.mass), or nothing where top_k cuts the row first.
     mass: np.ndarray
 
-    def at(self, rows: np.ndarray) -> "_Draws":
-        return _Draws(**{name: values[rows] for name, values in vars(self).items()})
-
 
 def _draw(logits: Tensor, steps: Sequence[worker_pb2.SamplingStep]) -> np.ndarray:
     """Token ids [rows] for logits [rows, vocab] with at least one above -inf."""
@@ -112,14 +110,16 @@ def _draw(logits: Tensor, steps: Sequence[worker_pb2.SamplingStep]) -> np.ndarra
             ]
         ),
     )
-    token_ids = np.empty(len(steps), dtype=np.int64)
-    undecided = np.arange(len(steps))
-    for num_candidates in (*NUM_CANDIDATES, vocab_size):
-        candidates = best(logits[undecided], num_candidates)
-        token_ids[undecided], is_decided = _choose(*candidates, draws.at(undecided), vocab_size)
-        undecided = undecided[~is_decided]
-        if not len(undecided):
-            break
+    token_ids, is_decided = _choose(*best(logits, NUM_CANDIDATES), draws, vocab_size)
+    for i in np.flatnonzero(~is_decided):
+        token_ids[i] = draw_from_row(
+            logits[i].numpy(),
+            temperature=draws.temperature[i],
+            top_k=int(top_k[i]),
+            top_p=draws.top_p[i],
+            min_p=draws.min_p[i],
+            u=draws.u[i],
+        )
     return token_ids
 
 

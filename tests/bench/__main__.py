@@ -16,10 +16,10 @@ import typer
 from tests.bench.checkpoint import write_checkpoint
 from tests.bench.peer import measure_transformers
 from tests.bench.stack import Stack, measure_stack, running_stack
-from tests.bench.workload import Speed
+from tests.bench.workload import BATCH_SIZES, CONTEXTS, Speed
 
-PREFILL_LEN = 512
-BATCH_SIZES = (1, 4, 16)
+# transformers' bfloat16 is slow where the processor has no instructions for it: no long prompts then.
+PEER_CONTEXTS = {"float32": CONTEXTS, "bfloat16": CONTEXTS[:1]}
 _FOLDER = Path(gettempdir()) / "triptych-bench-model"
 
 
@@ -31,28 +31,54 @@ def main(
     num_parameters = write_checkpoint(folder)
     print(f"machine: {_machine()}")
     print(f"model: {num_parameters / 1e6:.0f} M parameters, random, DeepSeek-V3's architecture\n")
-    print(
-        "| engine | weights | prefill tok/s | "
-        + " | ".join(f"decode B={size}" for size in BATCH_SIZES)
-        + " |"
-    )
-    print("| --- | --- | --- |" + " --- |" * len(BATCH_SIZES))
-    reports = []
+    speeds: list[tuple[str, str, Speed]] = []
+    stacks: list[tuple[str, Stack, float, dict[str, float]]] = []
     for name in dtype or ["float32", "bfloat16"]:
-        _print_row("transformers", name, measure_transformers(folder, name, PREFILL_LEN, BATCH_SIZES))
+        speeds.append(("transformers", name, measure_transformers(folder, name, PEER_CONTEXTS[name])))
         with running_stack(model=str(folder), dtype=name) as stack:
-            _print_row("triptych", name, measure_stack(stack, PREFILL_LEN, BATCH_SIZES))
-            reports.append((name, _overhead(stack), stack.start_seconds, stack.peak_memory_mib()))
-    print("\n| weights | step overhead, mean ms | process | start s | peak MiB |")
-    print("| --- | --- | --- | --- | --- |")
-    for name, overhead_ms, start_seconds, memory in reports:
+            speeds.append(("triptych", name, measure_stack(stack)))
+            stacks.append((name, stack, _overhead(stack), stack.peak_memory_mib()))
+    _print_speeds(speeds)
+    _print_stacks(stacks)
+
+
+def _print_speeds(speeds: list[tuple[str, str, Speed]]) -> None:
+    """Tokens per second: by context, then by the number of sequences that decode together."""
+    contexts = [f"{kind} at {context:,}" for kind in ("prefill", "decode") for context in CONTEXTS]
+    _print_header("engine", "weights", *contexts)
+    for engine, name, speed in speeds:
+        measured = (
+            values.get(context) for values in (speed.prefill, speed.decode_at) for context in CONTEXTS
+        )
+        _print_row(engine, name, *measured)
+    batches = [f"{kind} B={size}" for kind in ("greedy", "sampled") for size in BATCH_SIZES]
+    _print_header("engine", "weights", *batches)
+    for engine, name, speed in speeds:
+        _print_row(
+            engine, name, *(values[size] for values in (speed.greedy, speed.sampled) for size in BATCH_SIZES)
+        )
+
+
+def _print_stacks(stacks: list[tuple[str, Stack, float, dict[str, float]]]) -> None:
+    """The worker's scratch memory by context, and what each process took."""
+    _print_header("weights", *(f"scratch MiB at {context:,}" for context in CONTEXTS))
+    for name, stack, _, _ in stacks:
+        _print_row(name, *(stack.scratch_mib[context] for context in CONTEXTS))
+    _print_header("weights", "step overhead, mean ms", "process", "start s", "peak MiB")
+    for name, stack, overhead_ms, memory in stacks:
         for service, peak in memory.items():
-            print(f"| {name} | {overhead_ms:.2f} | {service} | {start_seconds[service]:.2f} | {peak:.0f} |")
+            start_seconds = stack.start_seconds[service]
+            _print_row(name, f"{overhead_ms:.2f}", service, f"{start_seconds:.2f}", f"{peak:.0f}")
 
 
-def _print_row(engine: str, dtype: str, speed: Speed) -> None:
-    decode = " | ".join(f"{speed.decode[size]:.1f}" for size in BATCH_SIZES)
-    print(f"| {engine} | {dtype} | {speed.prefill:.0f} | {decode} |", flush=True)
+def _print_header(*names: str) -> None:
+    print(f"\n| {' | '.join(names)} |\n|{' --- |' * len(names)}")
+
+
+def _print_row(*cells: str | float | None) -> None:
+    """Numbers with three digits; nothing where nothing was measured."""
+    texts = (cell if isinstance(cell, str) else "" if cell is None else f"{cell:.3g}" for cell in cells)
+    print(f"| {' | '.join(texts)} |", flush=True)
 
 
 def _overhead(stack: Stack) -> float:

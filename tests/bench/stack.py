@@ -1,7 +1,7 @@
 """The three processes, as `triptych up` starts them, measured from outside."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,17 @@ from services.cli.up import Supervisor, UpConfig, plan
 from shared.config import METRICS_PORT_OFFSET
 from shared.grpc_client import create_channel
 from shared.wire import Address
-from tests.bench.workload import DECODE_TOKENS, Speed, prompts
+from tests.bench.workload import (
+    BATCH_PROMPT_LEN,
+    BATCH_SIZES,
+    CONTEXTS,
+    DECODE_TOKENS,
+    TEMPERATURE,
+    TOP_P,
+    Speed,
+    prompt_len,
+    prompts,
+)
 
 _BASE_PORT = 50951
 
@@ -28,6 +38,9 @@ class Stack:
     services: list[ServiceProcess]
     config: UpConfig
     start_seconds: dict[str, float] = field(default_factory=dict)
+    # What the worker's peak grew by with each context, less the rows that it keeps.
+    scratch_mib: dict[int, float] = field(default_factory=dict)
+    _worker_peak: float = 0.0
 
     @property
     def scheduler(self) -> Address:
@@ -36,13 +49,20 @@ class Stack:
 
     def peak_memory_mib(self) -> dict[str, float]:
         """Peak resident memory of each process so far."""
-        peaks = {}
-        for service in self.services:
-            assert service.process is not None
-            status = Path(f"/proc/{service.process.pid}/status").read_text()
-            kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
-            peaks[service.name] = int(kib) / 1024
+        peaks = {service.name: _memory_mib(service, "VmHWM") for service in self.services}
+        peaks["worker"] = max(peaks["worker"], self._worker_peak)
         return peaks
+
+    @contextmanager
+    def watched_worker(self) -> Iterator[Callable[[], float]]:
+        """Gives what tells how far the worker's memory has risen since at its peak, in MiB."""
+        worker = self.services[2]
+        self._worker_peak = max(self._worker_peak, _memory_mib(worker, "VmHWM"))
+        before = _memory_mib(worker, "VmRSS")
+        assert worker.process is not None
+        # From now on VmHWM is the peak since.
+        Path(f"/proc/{worker.process.pid}/clear_refs").write_text("5")
+        yield lambda: _memory_mib(worker, "VmHWM") - before
 
     def histogram(self, service_index: int, metric: str) -> tuple[float, float]:
         """(sum, count) of one of a service's metrics."""
@@ -56,6 +76,12 @@ class Stack:
                 float(line.split()[-1]) for line in lines if line.startswith(metric + suffix)
             )
         return totals["_sum"], totals["_count"]
+
+
+def _memory_mib(service: ServiceProcess, name: str) -> float:
+    assert service.process is not None
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(name))) / 1024
 
 
 @contextmanager
@@ -78,41 +104,57 @@ def running_stack(**flags: str) -> Iterator[Stack]:
         supervisor.stop()
 
 
-def measure_stack(stack: Stack, prefill_len: int, batch_sizes: Iterable[int]) -> Speed:
+def measure_stack(stack: Stack) -> Speed:
     """The same work as `measure_transformers`, over gRPC."""
-    return asyncio.run(_measure(stack, prefill_len, list(batch_sizes)))
+    return asyncio.run(_measure(stack))
 
 
-async def _measure(stack: Stack, prefill_len: int, batch_sizes: list[int]) -> Speed:
+async def _measure(stack: Stack) -> Speed:
+    speed = Speed()
     async with create_channel(stack.scheduler, stack.config) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        await _generate_all(stub, prompts(1, prefill_len, seed=99), 2)
-        seconds = min([await _generate_all(stub, prompts(1, prefill_len, seed=seed), 1) for seed in range(2)])
-        decode = {}
-        for size in batch_sizes:
-            # Salts keep the second run from finding the first one's blocks.
-            first = await _generate_all(stub, prompts(size, 32, seed=size), 1, salt="first")
-            whole = await _generate_all(stub, prompts(size, 32, seed=size), 1 + DECODE_TOKENS, salt="whole")
-            decode[size] = size * DECODE_TOKENS / (whole - first)
-        return Speed(prefill_len / seconds, decode)
+        info = (await stub.GetModelInfo(scheduler_pb2.SchedulerServiceGetModelInfoRequest())).model_info
+        mib_per_token = info.bytes_per_block / info.block_size / 2**20
+        await _generate(stub, prompts(1, BATCH_PROMPT_LEN, seed=99), 2)
+        for context in CONTEXTS:
+            prompt = prompts(1, prompt_len(context), seed=context)
+            with stack.watched_worker() as growth_mib:
+                prefill, decode = await _generate(stub, prompt, DECODE_TOKENS)
+                stack.scratch_mib[context] = growth_mib() - context * mib_per_token
+            speed.prefill[context] = prompt_len(context) / prefill
+            speed.decode_at[context] = DECODE_TOKENS / decode
+        for size in BATCH_SIZES:
+            batch = prompts(size, BATCH_PROMPT_LEN, seed=size)
+            for temperature, speeds in ((0.0, speed.greedy), (TEMPERATURE, speed.sampled)):
+                # Salts keep a run from finding another one's blocks.
+                _, decode = await _generate(stub, batch, DECODE_TOKENS, temperature, salt=str(temperature))
+                speeds[size] = size * DECODE_TOKENS / decode
+    return speed
 
 
-async def _generate_all(
+async def _generate(
     stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub",
     batch: list[list[int]],
     num_tokens: int,
+    temperature: float = 0.0,
     salt: str = "",
-) -> float:
-    """Seconds until all are done."""
+) -> tuple[float, float]:
+    """Seconds until all have their first token, and from there until all have so many more."""
+    started = perf_counter()
+    first: list[float] = []
 
-    async def generate(prompt: list[int]) -> None:
-        params = types_pb2.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    async def generate(seed: int, prompt: list[int]) -> None:
+        params = types_pb2.SamplingParams(
+            temperature=temperature, top_p=TOP_P, seed=seed, max_tokens=1 + num_tokens, ignore_eos=True
+        )
         request = scheduler_pb2.GenerateRequest(
             prompt_token_ids=prompt, sampling_params=params, cache_salt=salt
         )
-        async for _ in stub.Generate(request):
-            pass
+        is_first = True
+        async for response in stub.Generate(request):
+            if is_first and response.HasField("chunk"):
+                first.append(perf_counter())
+                is_first = False
 
-    started = perf_counter()
-    await asyncio.gather(*map(generate, batch))
-    return perf_counter() - started
+    await asyncio.gather(*(generate(seed, prompt) for seed, prompt in enumerate(batch)))
+    return max(first) - started, perf_counter() - max(first)

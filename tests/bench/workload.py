@@ -1,19 +1,35 @@
 """What both sides are asked to do, and what is reported of it."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.bench.checkpoint import VOCAB_SIZE
 
 DECODE_TOKENS = 32
+BATCH_SIZES = (1, 4, 16)
+# As chat applications sample.
+TEMPERATURE, TOP_P = 0.6, 0.95
+# Prompts of the batches: short, so that decode is what is measured.
+BATCH_PROMPT_LEN = 32
+# Tokens of a prompt and what follows it; the last one is all that the model takes.
+CONTEXTS = (512, 2048, 8192)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Speed:
-    """Tokens per second: of one prompt's prefill, and of decode by batch size."""
+    """Tokens per second."""
 
-    prefill: float
-    decode: dict[int, float]
+    # Of one prompt, by context; and of one sequence's decode behind it.
+    prefill: dict[int, float] = field(default_factory=dict)
+    decode_at: dict[int, float] = field(default_factory=dict)
+    # Of all sequences together, by their number: greedy, and sampled.
+    greedy: dict[int, float] = field(default_factory=dict)
+    sampled: dict[int, float] = field(default_factory=dict)
+
+
+def prompt_len(context: int) -> int:
+    """What a context leaves for the prompt."""
+    return context - DECODE_TOKENS - 1
 
 
 def prompts(count: int, length: int, seed: int) -> list[list[int]]:

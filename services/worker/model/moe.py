@@ -9,9 +9,10 @@ The router works in fp32 whatever the model's type, as DeepSeek's code does. Wit
         noaux_tc                  the largest c, from the topk_group groups whose two best c sum to the most;
                                   the bias chooses but does not weigh: the weight is s
 
-Experts of groups left out get -inf, not 0: a bias may make every c negative. If norm_topk_prob, a token's
-weights are divided by their sum. routed_scaling_factor multiplies them, but in V2's code not if they were
-normalised (transformers 5.24 ignores norm_topk_prob in V2; no published V2 sets it).
+Experts of groups left out get -inf, not 0: a bias may make every c negative. If norm_topk_prob, and there are
+several, a token's weights are divided by their sum (transformers 5.24 divides a single one too; no published
+model has one). routed_scaling_factor multiplies them, but in V2's code not if they were normalised
+(transformers 5.24 ignores norm_topk_prob in V2; no published V2 sets it).
 """
 
 import torch

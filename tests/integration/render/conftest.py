@@ -11,18 +11,19 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from triptych.v1 import render_pb2_grpc, scheduler_pb2_grpc
 
-from services.render.chat_template import ChatTemplate
 from services.render.compute_pool import ComputePool
-from services.render.detokenizer import DetokenizerFactory
 from services.render.model_folder import load_model_folder
+from services.render.output_format import PARSERS, ParserName, choose_parser
+from services.render.output_text import OutputTextFactory
 from services.render.renderer import Renderer
 from services.render.scheduler_client import SERVICE_NAME, SchedulerClient
 from services.render.servicer import RenderServicer
+from services.render.template_check import load_chat_template
 from services.render.text_servicer import TextServicer
 from services.render.tokenizer import Tokenizer
 from shared.interceptors import DrainState, ServerInterceptor
 from tests.support.fake_scheduler import FakeScheduler, Script
-from tests.support.render_models import DEMO_MODEL
+from tests.support.render_models import DEMO_MODEL, tokenizer_of
 
 
 @dataclass
@@ -71,17 +72,18 @@ async def make_rig() -> AsyncIterator[MakeRig]:
 
 def _render_server(folder: Path, client: SchedulerClient | None) -> tuple[grpc.aio.Server, Tokenizer]:
     model = load_model_folder(folder)
-    tokenizer = Tokenizer(model.tokenizer_file)
+    tokenizer = tokenizer_of(model.tokenizer_file.resolve())
     renderer = Renderer(
         model,
         tokenizer,
-        ChatTemplate(model.chat_templates, model.special_tokens),
+        load_chat_template(model, tokenizer.control_tokens),
+        parser=PARSERS[choose_parser(ParserName.AUTO, model.chat_templates.values())[0]],
         scheduler_info=lambda: client.model_info if client else None,
     )
-    detokenizers, pool = DetokenizerFactory(tokenizer), ComputePool()
+    output_texts, pool = OutputTextFactory(tokenizer), ComputePool()
     server = grpc.aio.server(interceptors=[ServerInterceptor(DrainState())])
-    render_pb2_grpc.add_RenderServiceServicer_to_server(RenderServicer(renderer, detokenizers, pool), server)
-    text_servicer = TextServicer(renderer, detokenizers, pool, client)
+    render_pb2_grpc.add_RenderServiceServicer_to_server(RenderServicer(renderer, output_texts, pool), server)
+    text_servicer = TextServicer(renderer, output_texts, pool, client)
     render_pb2_grpc.add_TextServiceServicer_to_server(text_servicer, server)
     return server, tokenizer
 

@@ -1,7 +1,5 @@
 """RenderService over real gRPC, with nothing else running."""
 
-import asyncio
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +8,8 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.model_folder import load_model_folder
 from shared.errors import DETAILS_KEY, Reason, reason_in
+from shared.fingerprint import tokenizer_fingerprint
 from tests.integration.render.conftest import MakeRig
 from tests.support.fake_scheduler import Response, admitted, chunk, finished
 from tests.support.render_models import DEMO_MODEL, demo_tokenizer
@@ -42,10 +40,9 @@ def derender_messages(events: Iterable[Response], **text_params: Any) -> list[re
 async def test_the_model_is_listed(make_rig: MakeRig) -> None:
     rig = await make_rig(None)
     [model] = (await rig.render.ListModels(render_pb2.ListModelsRequest())).models
-    folder = load_model_folder(DEMO_MODEL)
     assert model == render_pb2.RenderModel(
         model="demo_model",
-        tokenizer_fingerprint=folder.tokenizer_fingerprint,
+        tokenizer_fingerprint=tokenizer_fingerprint(DEMO_MODEL),
         max_model_len=2048,
         supports_chat=True,
     )
@@ -156,18 +153,3 @@ async def test_odd_ids_harm_nobody(make_rig: MakeRig) -> None:
     text = "".join([each.event.delta.text async for each in call])
     one_shot = render_pb2.DetokenizeRequest(token_ids=odd, skip_special_tokens=True)
     assert (await rig.render.Detokenize(one_shot)).text == text
-
-
-async def test_a_large_message_keeps_no_small_one_waiting(make_rig: MakeRig) -> None:
-    rig = await make_rig(None)
-    text = "The quick brown fox, 123 jumps. 你好 " * 10_000
-    start = time.perf_counter()
-    large = asyncio.ensure_future(rig.render.Tokenize(render_pb2.TokenizeRequest(text=text)))
-    await asyncio.sleep(0.05)
-    slowest = 0.0
-    while not large.done():
-        before = time.perf_counter()
-        await rig.render.Tokenize(render_pb2.TokenizeRequest(text="hi"))
-        slowest = max(slowest, time.perf_counter() - before)
-    assert 0 < slowest < (time.perf_counter() - start) / 2
-    assert len((await large).token_ids) > 100_000

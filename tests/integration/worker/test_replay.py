@@ -89,14 +89,14 @@ def test_the_first_difference_is_reported_with_the_two_best(
     record: Path, other_worker: ServiceProcess, tmp_path: Path
 ) -> None:
     messages = list(read_record(record))
-    # Sequence 0 has a prompt of 40 tokens in chunks of 16: its first token is chosen in step 2.
-    result = next(m.result for m in messages if m.HasField("result") and m.result.step_id == 2)
+    # Sequence 0 has a prompt of 40 tokens in chunks of 16: its first token is chosen in step 3.
+    result = next(m.result for m in messages if m.HasField("result") and m.result.step_id == 3)
     result.sequences[0].samples[0].token_id += 1
     changed = write(tmp_path / "changed", messages)
     done = run("replay", str(changed), "--worker", str(other_worker.address))
     assert done.returncode == 1
     token_id = result.sequences[0].samples[0].token_id
-    expected = f"step 2, sequence 0, position 40: recorded token {token_id}, replayed token {token_id - 1}; "
+    expected = f"step 3, sequence 0, position 40: recorded token {token_id}, replayed token {token_id - 1}; "
     assert done.stdout.startswith(f"{expected}the replay's two best there: token {token_id - 1} (")
 
 

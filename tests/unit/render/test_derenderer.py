@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 
 from services.render.derenderer import Derenderer
-from services.render.detokenizer import DetokenizerFactory
+from services.render.output_text import OutputTextFactory
 from shared.errors import Reason, ServiceError
 from tests.support.fake_scheduler import Response, aborted, admitted, chunk, finished, scheduled
 from tests.support.render_models import demo_tokenizer
@@ -30,7 +30,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 def make(wait_for_timings: bool = False, **text_params: Any) -> Derenderer:
     """A derenderer for the demo tokenizer."""
     params = render_pb2.TextParams(**text_params)
-    return Derenderer(DetokenizerFactory(demo_tokenizer()), params, wait_for_timings=wait_for_timings)
+    return Derenderer(OutputTextFactory(demo_tokenizer()), params, wait_for_timings=wait_for_timings)
 
 
 def push_all(derenderer: Derenderer, events: Sequence[Response]) -> list[render_pb2.TextEvent]:

@@ -127,6 +127,19 @@ def test_a_truncated_character_at_the_end_is_flushed_once() -> None:
     assert (detokenizer.finish(), detokenizer.finish()) == ("\ufffd", "")
 
 
+@pytest.mark.parametrize("tokenizer", [demo_tokenizer(), sentencepiece_like()], ids=["demo", "sentencepiece"])
+@given(texts=st.lists(st.lists(st.integers(3, 266), max_size=20), min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_nothing_reaches_across_a_token_that_is_not_decoded(
+    tokenizer: Tokenizer, texts: list[list[int]]
+) -> None:
+    detokenizer = DetokenizerFactory(tokenizer).create(skip_special_tokens=False)
+    tag, texts = 1, [[token_id for token_id in ids if token_id > 4] for ids in texts]
+    parts = ["".join(map(detokenizer.push, ids)) + detokenizer.finish_before(tag) for ids in texts]
+    one_shot = tokenizer.decode([each for ids in texts for each in [*ids, tag]], skip_special_tokens=False)
+    assert parts == one_shot.split(tokenizer.token(tag))[:-1]
+
+
 def test_each_kind_of_decoder_has_its_detokenizer() -> None:
     kinds = [
         DetokenizerFactory(each).create(skip_special_tokens=True)

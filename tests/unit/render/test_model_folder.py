@@ -10,7 +10,6 @@ from triptych.v1 import types_pb2
 
 from services.render.model_folder import load_model_folder
 from shared.config import ConfigError
-from shared.fingerprint import tokenizer_fingerprint
 from tests.support.render_models import DEMO_MODEL, make_folder
 
 
@@ -21,7 +20,6 @@ def test_the_embedded_model_is_read() -> None:
     assert model.sampling_defaults == types_pb2.SamplingParams(temperature=0)
     assert model.special_tokens["bos_token"] == "<｜begin▁of▁sentence｜>"
     assert list(model.chat_templates) == ["default"]
-    assert model.tokenizer_fingerprint == tokenizer_fingerprint(DEMO_MODEL)
 
 
 def test_the_served_name_can_be_chosen(tmp_path: Path) -> None:
@@ -97,7 +95,6 @@ def test_a_model_without_a_template_is_no_chat_model(tmp_path: Path) -> None:
         ("config.json", '{"max_position_embeddings": 8, "vocab_size": "9"}', "vocab_size is '9'"),
         ("generation_config.json", '{"eos_token_id": [1, "2"]}', "eos_token_id is"),
         ("tokenizer.json", None, "has no tokenizer.json"),
-        ("tokenizer.json", "{", "cannot read"),
         ("generation_config.json", '{"top_p": 2}', "top_p is 2"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json"),
         ("generation_config.json", '{"max_new_tokens": -1}', "generation_config.json"),

@@ -8,23 +8,25 @@ from tokenizers import Tokenizer as TokenizerFile
 from tokenizers.processors import TemplateProcessing
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.chat_template import ChatTemplate
 from services.render.model_folder import load_model_folder
 from services.render.renderer import Renderer
+from services.render.template_check import load_chat_template
 from services.render.text_params import MAX_STOP_STRINGS
 from services.render.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
-from tests.support.render_models import DEMO_MODEL, make_folder
+from shared.fingerprint import tokenizer_fingerprint
+from tests.support.render_models import DEMO_MODEL, demo_tokenizer, make_folder, tokenizer_of
 
 Params = types_pb2.SamplingParams
 CONTEXT = 16
 
 
-def make(folder: Path, **options: Any) -> Renderer:
+def make(folder: Path, tokenizer: Tokenizer | None = None, **options: Any) -> Renderer:
     """A renderer for a folder."""
     model = load_model_folder(folder)
-    template = ChatTemplate(model.chat_templates, model.special_tokens)
-    return Renderer(model, Tokenizer(model.tokenizer_file), template, **options)
+    tokenizer = tokenizer or tokenizer_of(model.tokenizer_file)
+    template = load_chat_template(model, tokenizer.control_tokens)
+    return Renderer(model, tokenizer, template, **options)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_a_chat_becomes_a_complete_generate_request(renderer: Renderer) -> None:
     assert list(rendered.prompt_token_ids)[:2] == [0, 3]
     assert (rendered.request_id, rendered.model, rendered.priority) == ("r-1", "demo_model", -3)
     assert rendered.cache_salt == "tenant"
-    assert rendered.tokenizer_fingerprint == renderer.model.tokenizer_fingerprint
+    assert rendered.tokenizer_fingerprint == tokenizer_fingerprint(DEMO_MODEL)
     assert rendered.sampling_params == Params(temperature=0, seed=0, min_tokens=2)
     assert response.text_params == render_pb2.TextParams(stop=["END"], min_tokens=2)
     assert renderer.render_chat(request) == response, "rendering is a pure function"
@@ -112,6 +114,23 @@ def test_a_prompt_needs_room_for_one_token_whatever_max_tokens_says(
         assert error.metadata == {"prompt_tokens": str(prompt_tokens), "max_model_len": str(CONTEXT)}
         assert str(prompt_tokens) in error.message
         assert str(CONTEXT) in error.message
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1, CONTEXT])
+@pytest.mark.parametrize("prompt_tokens", [1, CONTEXT - 1, CONTEXT, CONTEXT + 1])
+def test_a_chat_needs_the_same_room(tmp_path: Path, prompt_tokens: int, max_tokens: int | None) -> None:
+    settings = {"chat_template": "{{ messages[0].content }}"}
+    folder = make_folder(tmp_path, config={"max_position_embeddings": CONTEXT}, tokenizer_config=settings)
+    # A digit is a token.
+    request = chat("7" * prompt_tokens, sampling_params=Params(max_tokens=max_tokens))
+    if prompt_tokens < CONTEXT:
+        rendered = make(folder, demo_tokenizer()).render_chat(request).generate_request
+        assert len(rendered.prompt_token_ids) == prompt_tokens
+        assert rendered.sampling_params == request.sampling_params
+    else:
+        error = refusal(make(folder, demo_tokenizer()), request)
+        assert (error.reason, error.field) == (Reason.PROMPT_TOO_LONG, "messages")
+        assert error.metadata == {"prompt_tokens": str(prompt_tokens), "max_model_len": str(CONTEXT)}
 
 
 @pytest.mark.parametrize("prompt_tokens", [1, CONTEXT])

@@ -9,7 +9,8 @@ import torch
 
 from services.worker.backends.reference import ReferenceBackend
 from services.worker.loader import LoadedModel, load_checkpoint
-from tests.support.checkpoints import VARIANTS, load_with_transformers, write_checkpoint
+from tests.support.checkpoint_variants import VARIANTS
+from tests.support.checkpoints import load_with_transformers, write_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -25,7 +26,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a variant of tests/support/checkpoints.py. Read only: tests that change it copy it."""
+    """The folder of a variant of checkpoint_variants.py. Read only: tests that change it copy it."""
     return cache(lambda name: write_checkpoint(VARIANTS[name], tmp_path_factory.mktemp(name)))
 
 

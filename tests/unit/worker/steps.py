@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from triptych.v1 import worker_pb2
@@ -47,9 +47,16 @@ def all_logits(loaded: LoadedModel, token_ids: list[int], chunk: int, *, block_s
     return torch.cat(logits)
 
 
+class Executor(Protocol):
+    """A ModelRunner, or a session of a worker elsewhere."""
+
+    def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
+        """One pass."""
+
+
 @dataclass
 class Generation:
-    """One sequence on its way: a prompt in chunks, then greedy tokens one by one."""
+    """One sequence on its way: a prompt in chunks, then tokens one by one; greedy, or as `params` say."""
 
     key: int
     token_ids: list[int]
@@ -57,6 +64,7 @@ class Generation:
     chunk: int
     block_ids: list[int]
     first_step: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
     num_computed: int = 0
     outputs: list[int] = field(default_factory=list)
 
@@ -70,12 +78,24 @@ class Generation:
             token_ids=chunk,
             context_len=self.num_computed,
             block_ids=self.block_ids[: -(-seq_len // block_size)],
-            samplings=[sampling(query_index=len(chunk) - 1)] if is_last else [],
+            samplings=[self.sampling_step(len(chunk) - 1)] if is_last else [],
         )
+
+    def sampling_step(
+        self, query_index: int, num_output_tokens: int | None = None
+    ) -> worker_pb2.SamplingStep:
+        """How the token after so many outputs is chosen; by default the next."""
+        count = len(self.outputs) if num_output_tokens is None else num_output_tokens
+        return sampling(query_index=query_index, num_output_tokens=count, **self.params)
+
+    def restart(self, block_ids: list[int]) -> None:
+        """After preemption or a move: nothing is in the cache, and the tokens so far stand."""
+        self.num_computed, self.block_ids = 0, block_ids
 
     def update(self, result: worker_pb2.SequenceResult, num_tokens: int) -> None:
         self.num_computed += num_tokens
         for sample in result.samples:
+            assert sample.WhichOneof("outcome") == "token_id", sample.error.message
             self.outputs.append(sample.token_id)
             self.token_ids.append(sample.token_id)
 
@@ -84,13 +104,18 @@ class Generation:
         return len(self.outputs) == self.num_to_generate
 
 
-def run_generations(runner: ModelRunner, generations: list[Generation], *, block_size: int = 4) -> None:
+def advance(executor: Executor, generations: list[Generation], *, block_size: int = 4) -> None:
+    """One step of all of these."""
+    step = worker_pb2.Step(sequences=[g.sequence_step(block_size) for g in generations])
+    result = executor.execute(step)
+    for generation, asked, answered in zip(generations, step.sequences, result.sequences, strict=True):
+        generation.update(answered, len(asked.token_ids))
+
+
+def run_generations(executor: Executor, generations: list[Generation], *, block_size: int = 4) -> None:
     """Advances all that have begun in each step, until the last has ended."""
     step_id = 0
-    while not all(generation.is_finished for generation in generations):
-        active = [g for g in generations if not g.is_finished and g.first_step <= step_id]
-        step = worker_pb2.Step(step_id=step_id, sequences=[g.sequence_step(block_size) for g in active])
-        result = runner.execute(step)
-        for generation, asked, answered in zip(active, step.sequences, result.sequences, strict=True):
-            generation.update(answered, len(asked.token_ids))
+    while unfinished := [generation for generation in generations if not generation.is_finished]:
+        if active := [generation for generation in unfinished if generation.first_step <= step_id]:
+            advance(executor, active, block_size=block_size)
         step_id += 1

@@ -52,24 +52,32 @@ def test_auto_measures() -> None:
     assert "this processor" in why
 
 
+V1_QUOTA, V1_PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
+
+
 @pytest.mark.parametrize(
-    ("quota", "cores", "expected"),
+    ("files", "cores", "expected"),
     [
-        ("max 100000", 8, 8),
-        ("200000 100000", 8, 2),
-        ("50000 100000", 8, 1),
-        ("900000 100000", 8, 8),
-        ("?", 3, 3),
-        (None, 3, 3),
+        ({"cpu.max": "max 100000"}, 8, 8),
+        ({"cpu.max": "200000 100000"}, 8, 2),
+        ({"cpu.max": "250000 100000"}, 8, 2),
+        ({"cpu.max": "50000 100000"}, 8, 1),
+        ({"cpu.max": "900000 100000"}, 8, 8),
+        ({"cpu.max": "?"}, 3, 3),
+        ({V1_QUOTA: "-1\n", V1_PERIOD: "100000\n"}, 8, 8),
+        ({V1_QUOTA: "300000\n", V1_PERIOD: "100000\n"}, 8, 3),
+        ({V1_QUOTA: "10000\n", V1_PERIOD: "100000\n"}, 8, 1),
+        ({V1_QUOTA: "300000\n"}, 8, 8),
+        ({}, 3, 3),
     ],
 )
 def test_threads_are_the_cores_that_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str | None, cores: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], cores: int, expected: int
 ) -> None:
-    path = tmp_path / "cpu.max"
-    if quota is not None:
-        path.write_text(quota)
-    monkeypatch.setattr(device, "_CGROUP_CPU_MAX", path)
+    (tmp_path / "cpu").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(device, "_CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from services.worker.backends.reference import ReferenceBackend
 from services.worker.loader import LoadedModel, load_checkpoint
 from services.worker.model.config import CheckpointError
+from tests.support.fp8_checkpoints import to_fp8, to_twin
 from tests.unit.worker.steps import all_logits
 
 INDEX = "model.safetensors.index.json"
@@ -191,42 +192,20 @@ def test_the_fingerprint_tells_models_and_types_apart(single: Path) -> None:
     assert len(seen) == 4
 
 
-def to_fp8(folder: Path, block_size: list[int]) -> dict[str, torch.Tensor]:
-    """Quantises every projection in place as DeepSeek-V3 does; returns what its weights then mean."""
-    meant: dict[str, torch.Tensor] = {}
-
-    def quantise(tensors: dict[str, torch.Tensor]) -> None:
-        meant.update(tensors)
-        for name, weight in list(tensors.items()):
-            if not name.endswith("_proj.weight") and "kv_a_proj" not in name:
-                continue
-            scale = torch.rand([-(-n // b) for n, b in zip(weight.shape, block_size, strict=True)]) + 0.5
-            tensors[name] = weight.to(torch.float8_e4m3fn)
-            tensors[f"{name}_scale_inv"] = scale
-            expanded = scale.repeat_interleave(block_size[0], 0).repeat_interleave(block_size[1], 1)
-            meant[name] = tensors[name].float() * expanded[: weight.shape[0], : weight.shape[1]]
-
-    change_tensors(folder, quantise)
-    quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": block_size}
-    change_json(folder / "config.json", lambda config: config.update(quantization_config=quantization))
-    return meant
-
-
 def test_fp8_weights_are_multiplied_by_the_scale_of_their_block(single: Path) -> None:
     # Blocks that end neither at a head's edge nor at the tensor's: kv_a_proj_with_mqa has 64 rows.
-    meant = to_fp8(single, [40, 28])
+    meant = to_fp8(single, (40, 28))
     loaded = load(single)
     for name, weight in loaded.model.weights().items():
         assert torch.equal(weight, meant[name]), name
-    save_file(meant, single / "model.safetensors")
-    change_json(single / "config.json", lambda config: config.pop("quantization_config"))
+    to_twin(single, meant, torch.float32)
     twin = load(single)
     assert torch.equal(all_logits(loaded, [5, 6, 7], 3), all_logits(twin, [5, 6, 7], 3))
     assert loaded.model_fingerprint != twin.model_fingerprint
 
 
 def test_fp8_faults_are_named(single: Path) -> None:
-    to_fp8(single, [40, 28])
+    to_fp8(single, (40, 28))
     name = "model.layers.1.self_attn.kv_b_proj.weight"
     change_tensors(single, lambda tensors: tensors.update({f"{name}_scale_inv": torch.ones(2, 1)}))
     assert refusal(single) == f"tensor {name}_scale_inv has shape [2, 1]; allowed: [2, 2]"

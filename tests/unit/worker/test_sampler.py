@@ -76,7 +76,7 @@ def test_a_sample_is_the_same_alone_and_in_any_batch(steps: list[worker_pb2.Samp
     assert together == backwards == alone
 
 
-def test_the_partial_selection_gives_what_a_whole_sort_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_few_give_what_the_whole_row_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     # Flat logits need far more than the candidates, steep ones far fewer.
     steps = [
         sampling(temperature=t, top_p=p, min_p=m, top_k=k, seed=i, num_output_tokens=i)
@@ -89,9 +89,11 @@ def test_the_partial_selection_gives_what_a_whole_sort_gives(monkeypatch: pytest
         )
     ]
     logits = random_logits(len(steps), 1, vocab_size=3000)
-    partial = sample(logits, range(len(steps)), steps)
-    monkeypatch.setattr(sampler, "NUM_CANDIDATES", ())
-    assert partial == sample(logits, range(len(steps)), steps)
+    results = []
+    for num_candidates in (sampler.NUM_CANDIDATES, 1, 3000):
+        monkeypatch.setattr(sampler, "NUM_CANDIDATES", num_candidates)
+        results.append(sample(logits, range(len(steps)), steps))
+    assert results[0] == results[1] == results[2]
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.config_fields import Fields
-from tests.support.checkpoints import SIZES
+from tests.support.checkpoint_variants import SIZES
 
 
 def make_config(architecture: str = "DeepseekV3ForCausalLM", **values: Any) -> ModelConfig:

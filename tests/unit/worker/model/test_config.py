@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.worker.model.config import CheckpointError, ModelConfig, RopeConfig
-from tests.support.checkpoints import SIZES
+from tests.support.checkpoint_variants import SIZES
 from tests.unit.worker.model.configs import make_config
 
 V2 = "DeepseekV2ForCausalLM"

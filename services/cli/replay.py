@@ -1,0 +1,159 @@
+"""`triptych replay`: runs what a worker recorded on another worker or backend, up to the first difference.
+
+Each step is as recorded, its tokens too, so that a difference in one does not lead to those after it.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from pydantic import Field
+from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+
+from services.cli.replay_difference import first_difference
+from shared.config import ConfigError, ListenAddress, TlsConfig
+from shared.grpc_client import create_channel
+from shared.wire import Address
+
+# Alternatives that the replay asks for at least: those that a difference is reported with.
+_NUM_BEST = 2
+
+
+class ReplayConfig(TlsConfig):
+    """What `replay` takes besides the file."""
+
+    worker: ListenAddress = Field(
+        Address("127.0.0.1", 50053),
+        description="The worker, HOST:PORT. One that no scheduler uses: the replay takes its cache.",
+    )
+    tolerance: float = Field(
+        0.01, ge=0, description="Recorded log-probabilities that differ by no more count as equal."
+    )
+
+
+@dataclass
+class RecordedSession:
+    """One session of the file: how it was opened, and each step with its result, if it was answered."""
+
+    asked: worker_pb2.OpenSession
+    opened: worker_pb2.SessionOpened = field(default_factory=worker_pb2.SessionOpened)
+    steps: list[tuple[worker_pb2.Step, worker_pb2.StepResult | None]] = field(default_factory=list)
+
+
+def replay(file: str, config: ReplayConfig) -> int:
+    """Prints the first difference, or how much was equal. Exit code: 0 equal, 1 different, 2 an error."""
+    sessions = list(read_sessions(Path(file)))
+    try:
+        difference = asyncio.run(_replay(sessions, config))
+    except grpc.aio.AioRpcError as error:
+        details = " ".join((error.details() or "").split())
+        print(f"triptych: {config.worker}: {error.code().name}: {details}", file=sys.stderr)
+        return 2
+    if difference is not None:
+        print(difference)
+        return 1
+    steps = [result for session in sessions for _, result in session.steps]
+    num_unanswered = steps.count(None)
+    print(f"{len(steps) - num_unanswered} steps in {len(sessions)} sessions are equal")
+    if num_unanswered:
+        print(f"{num_unanswered} had no recorded result; this worker answered them")
+    return 0
+
+
+def read_sessions(path: Path) -> Iterator[RecordedSession]:
+    """The file's sessions. ConfigError if it is not a record, or holds none."""
+    from services.worker.session_record import RecordError, read_record
+
+    session: RecordedSession | None = None
+    try:
+        for message in read_record(path):
+            kind = message.WhichOneof("message")
+            if kind == "open":
+                if session is not None:
+                    yield session
+                session = RecordedSession(message.open)
+            elif session is None:
+                raise ConfigError(f"{str(path)!r} begins with a {kind}; a record begins with a session")
+            elif kind == "opened":
+                session.opened = message.opened
+            elif kind == "step":
+                session.steps.append((message.step, None))
+            elif session.steps:
+                session.steps[-1] = (session.steps[-1][0], message.result)
+    except (OSError, RecordError) as error:
+        raise ConfigError(f"cannot read the record: {error}") from None
+    if session is None:
+        raise ConfigError(f"{str(path)!r} holds no session")
+    yield session
+
+
+async def _replay(sessions: list[RecordedSession], config: ReplayConfig) -> str | None:
+    """The first difference. Raises ConfigError if the worker cannot run the record, or grpc's error."""
+    # One generation for all: the worker would refuse a lower one, so a second replay may follow the first.
+    generation = max(session.asked.generation for session in sessions)
+    session_id = ""
+    async with create_channel(config.worker, config) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        for session in sessions:
+            call = stub.Execute()
+            resumed = session_id if session.opened.cache_retained else ""
+            asked = worker_pb2.OpenSession(
+                scheduler_id="replay", generation=generation, resume_session_id=resumed
+            )
+            opened = (await _ask(call, worker_pb2.ExecuteRequest(open=asked))).opened
+            session_id = opened.session_id
+            _check_sizes(session.opened, opened)
+            for step, recorded in session.steps:
+                asking = _with_logprobs(step, opened.model_info.max_logprobs)
+                replayed = (await _ask(call, worker_pb2.ExecuteRequest(step=asking))).result
+                difference = recorded and first_difference(step, recorded, replayed, config.tolerance)
+                if difference:
+                    return difference
+            await call.done_writing()
+            await call.code()
+    return None
+
+
+async def _ask(call: Any, request: worker_pb2.ExecuteRequest) -> worker_pb2.ExecuteResponse:
+    """Sends one message and returns its answer. Raises AioRpcError if the worker ends the session instead."""
+    with suppress(asyncio.InvalidStateError):  # it has ended: reading says how
+        await call.write(request)
+    response: worker_pb2.ExecuteResponse = await call.read()
+    return response
+
+
+def _check_sizes(recorded: worker_pb2.SessionOpened, opened: worker_pb2.SessionOpened) -> None:
+    """Another type or backend is what a replay is for; another vocabulary or cache cannot run the steps."""
+    ours, theirs = opened.model_info, recorded.model_info
+    for name in ("vocab_size", "block_size"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise _wrong_size(name, ours, theirs, "")
+    for name in ("num_blocks", "max_num_batched_tokens", "max_model_len"):
+        if getattr(ours, name) < getattr(theirs, name):
+            raise _wrong_size(name, ours, theirs, "at least ")
+    if not opened.cache_retained and recorded.cache_retained:
+        raise ConfigError("the record begins with a session that resumes one before it")
+
+
+def _wrong_size(name: str, ours: types_pb2.ModelInfo, theirs: types_pb2.ModelInfo, least: str) -> ConfigError:
+    return ConfigError(
+        f"the worker's {name} is {getattr(ours, name)}; the record needs {least}{getattr(theirs, name)}"
+    )
+
+
+def _with_logprobs(step: worker_pb2.Step, max_logprobs: int) -> worker_pb2.Step:
+    """The step, asking for what a difference is reported with."""
+    asking = worker_pb2.Step()
+    asking.CopyFrom(step)
+    num_best = min(_NUM_BEST, max_logprobs)
+    for sequence in asking.sequences:
+        for sampling in sequence.samplings:
+            sampling.logprobs = max(sampling.logprobs, num_best)
+        if sequence.HasField("prompt_logprobs"):
+            sequence.prompt_logprobs = max(sequence.prompt_logprobs, num_best)
+    return asking

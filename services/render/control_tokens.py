@@ -1,0 +1,176 @@
+"""Which control tokens of a prompt the template itself wrote: only those may be more than text.
+
+While a template is rendered, the characters of its own control tokens are in disguise: each is a private-use
+character, its mark. Content is never disguised. So however the template moves, joins, trims or JSON-encodes
+its texts, a control token in the result is the template's if and only if every character of it is a mark,
+whatever content stands beside it. What forgets marks makes text of a token, never a token of text.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+# The marks are the private-use characters up to here: of all of them the least likely in a text.
+_LAST_MARK = 0x10FFFD
+_NEVER = r"(?!)"
+# Characters searched at a time: a few milliseconds.
+_WINDOW = 128 * 1024
+# How far a match may reach out of its window: no token is longer, nor what a template writes in one go.
+_MARGIN = 16 * 1024
+
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that the tokenizer finds as a whole, before it looks at words."""
+
+    token_id: int
+    content: str
+    # Decoding can leave it out.
+    special: bool
+    # White space before or after it counts as part of it.
+    lstrip: bool
+    rstrip: bool
+
+
+class Piece(NamedTuple):
+    """A part of a prompt."""
+
+    text: str
+    # Control tokens in it are meant; otherwise they are text like any other.
+    has_control: bool
+
+
+class Prompt(NamedTuple):
+    """A rendered conversation."""
+
+    text: str
+    # Joined they are the text. A single one with has_control: tokenized as a whole.
+    pieces: list[Piece]
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, their disguise, and how a prompt is cut along them."""
+
+    def __init__(self, added_tokens: Iterable[AddedToken]) -> None:
+        """Every added token is a control token but those of white space, which control nothing. With none,
+        content is trusted: nothing is in disguise, and nothing is cut."""
+        self._tokens = {token.content: token for token in added_tokens if token.content.strip()}
+        alphabet = sorted(set().union(*self._tokens))
+        first = _LAST_MARK + 1 - len(alphabet)
+        self._char_to_mark = {ord(char): chr(first + index) for index, char in enumerate(alphabet)}
+        self._mark_to_char = {ord(mark): chr(char) for char, mark in self._char_to_mark.items()}
+        self._marks = re.compile(f"[{chr(first)}-{chr(_LAST_MARK)}]+" if alphabet else _NEVER)
+        self._token = re.compile(_longest_of(self._tokens))
+        self._sorted = sorted(self._tokens)
+        self._sorted_backwards = sorted(token[::-1] for token in self._tokens)
+
+    @property
+    def texts(self) -> Iterable[str]:
+        """Of all control tokens."""
+        return self._tokens.keys()
+
+    def has_marks(self, text: str) -> bool:
+        """Whether a text, which is not ours, holds a character that we use as a mark."""
+        return not text.isascii() and any(True for _ in _spans(self._marks, text))
+
+    def is_open(self, text: str) -> bool:
+        """Whether a text ends or begins inside a token, which its neighbour may complete."""
+        return self._open_ends(self._token.sub("\n", text)) != (0, 0)
+
+    def mark(self, text: str) -> str:
+        """The text with all characters that tokens consist of in disguise."""
+        return text.translate(self._char_to_mark)
+
+    def mark_tokens(self, text: str) -> str:
+        """The text with the tokens in it, and what may be half of one at its ends, in disguise."""
+        text = self._token.sub(lambda match: self.mark(match[0]), text)
+        at_start, at_end = self._open_ends(text)
+        end = len(text) - at_end
+        return self.mark(text[:at_start]) + text[at_start:end] + self.mark(text[end:])
+
+    def unmark(self, text: str) -> str:
+        """The text without disguise."""
+        return self._marks.sub(lambda match: match[0].translate(self._mark_to_char), text)
+
+    def cut(self, marked: str) -> Prompt:
+        """What a rendering's text is, and which control tokens in it are meant."""
+        if not self._tokens:
+            return Prompt(marked, [Piece(marked, True)])
+        parts: list[str] = []
+        own: list[Span] = []
+        end = 0
+        for start, stop in _spans(self._marks, marked):
+            text = marked[start:stop].translate(self._mark_to_char)
+            parts += (marked[end:start], text)
+            own += [(start + token.start(), start + token.end()) for token in self._token.finditer(text)]
+            end = stop
+        text = "".join([*parts, marked[end:]])
+        if list(_spans(self._token, text)) == own:
+            # The tokenizer will find these and no others.
+            return Prompt(text, [Piece(text, True)])
+        return Prompt(text, self._pieces(text, own))
+
+    def _open_ends(self, text: str) -> tuple[int, int]:
+        """How many characters at the start end a token, and how many at the end begin one."""
+        at_start = _overlap(text[::-1], self._sorted_backwards)
+        return at_start, min(_overlap(text, self._sorted), len(text) - at_start)
+
+    def _pieces(self, text: str, own: list[Span]) -> list[Piece]:
+        pieces: list[Piece] = []
+        end = 0
+        for start, stop in own:
+            token = self._tokens[text[start:stop]]
+            while token.lstrip and start > end and text[start - 1].isspace():
+                start -= 1
+            while token.rstrip and text[stop : stop + 1].isspace():
+                stop += 1
+            pieces += (Piece(text[end:start], False), Piece(text[start:stop], True))
+            end = stop
+        pieces.append(Piece(text[end:], False))
+        return [piece for piece in pieces if piece.text]
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:
+    """Where a pattern matches, window by window, since a search keeps Python's global lock."""
+    position = 0
+    while position < len(text):
+        end = position + _WINDOW
+        for match in pattern.finditer(text, position, end + _MARGIN):
+            if match.start() >= end:
+                break
+            yield match.span()
+            end = max(end, match.end())
+        position = end
+
+
+def _overlap(text: str, tokens: Sequence[str]) -> int:
+    """How many characters at the text's end begin one of the tokens, which are sorted."""
+    for size in range(min(len(text), max(map(len, tokens), default=0)), 0, -1):
+        end = text[-size:]
+        index = bisect_left(tokens, end)
+        if index < len(tokens) and tokens[index].startswith(end):
+            return size
+    return 0
+
+
+def _longest_of(texts: Iterable[str]) -> str:
+    """A pattern of any of these texts, the longest that fits, as a tree: a plain alternation of a thousand
+    texts tries each of them at each place."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        branch = tree
+        for char in text:
+            branch = branch.setdefault(char, {})
+        branch[""] = {}
+    return _branch_pattern(tree) if tree else _NEVER
+
+
+def _branch_pattern(tree: dict[str, Any]) -> str:
+    branches = [re.escape(char) + _branch_pattern(branch) for char, branch in tree.items() if char]
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'?' if '' in tree else ''}"

@@ -1,0 +1,44 @@
+"""From the configuration to a renderer, for the service and for work without one."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from triptych.v1 import types_pb2
+
+from services.render.config import RenderConfig
+from services.render.model_folder import load_model_folder
+from services.render.output_format import PARSERS, ParserName, choose_parser
+from services.render.renderer import Renderer
+from services.render.template_check import load_chat_template
+from services.render.tokenizer import Tokenizer
+
+
+class Loaded(NamedTuple):
+    """A renderer, and what was chosen for it."""
+
+    renderer: Renderer
+    tokenizer: Tokenizer
+    parser: ParserName
+    # Why this one.
+    parser_reason: str
+
+
+def load_renderer(
+    config: RenderConfig,
+    *,
+    scheduler_info: Callable[[], types_pb2.ModelInfo | None] = lambda: None,
+    observe: Callable[[str, float], None] = lambda _stage, _seconds: None,
+) -> Loaded:
+    """Further arguments: as Renderer's. Raises ConfigError for what the user can mend."""
+    model = load_model_folder(config.model, config.served_model_name or "")
+    tokenizer = Tokenizer(model.tokenizer_file, config.tokenizer)
+    parser, reason = choose_parser(config.parser, model.chat_templates.values())
+    renderer = Renderer(
+        model,
+        tokenizer,
+        load_chat_template(model, None if config.trust_content else tokenizer.control_tokens),
+        parser=PARSERS[parser],
+        scheduler_info=scheduler_info,
+        observe=observe,
+    )
+    return Loaded(renderer, tokenizer, parser, reason)

@@ -1,0 +1,230 @@
+"""From an OpenAI-style chat request, as JSON, to RenderChatRequest.
+
+What a key means is OpenAI's, or vLLM's for those that OpenAI does not have; null is the same as absent. A key
+that is not known, or asks for what rendering cannot give, is refused: ignored, it would make a wrong golden
+file.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from triptych.v1 import render_pb2, types_pb2
+
+from shared.errors import Reason, ServiceError, out_of_range
+
+_Check = Callable[[str, Any], Any]
+
+
+def read_openai_request(text: str) -> render_pb2.RenderChatRequest:
+    """Raises ServiceError: INVALID_JSON, INVALID_TEXT, PARAMETER_OUT_OF_RANGE, with the key's path."""
+    body = _parse(text)
+    sampling_params, text_params = types_pb2.SamplingParams(), render_pb2.TextParams()
+    request = render_pb2.RenderChatRequest()
+    given = {key: value for key, value in body.items() if value is not None}
+    for key, value in given.items():
+        if key in _SAMPLING:
+            setattr(sampling_params, key, _SAMPLING[key](key, value))
+        elif key in _TEXT:
+            name, check = _TEXT[key]
+            setattr(text_params, name, check(key, value))
+        elif key in _REQUEST:
+            setattr(request, key, _REQUEST[key](key, value))
+        elif key in _ONLY:
+            if value not in _ONLY[key]:
+                raise out_of_range(key, value, " or ".join(map(json.dumps, _ONLY[key])))
+        elif key not in _READ_BELOW and key not in _WITHOUT_EFFECT:
+            message = f"the key {key!r} is not known here"
+            raise ServiceError(Reason.PARAMETER_OUT_OF_RANGE, message, field=key)
+    _read_lists(given, sampling_params, text_params)
+    _read_logprobs(given, sampling_params)
+    _read_max_tokens(given, sampling_params)
+    request.sampling_params.CopyFrom(sampling_params)
+    request.text_params.CopyFrom(text_params)
+    messages = _list("messages", given.get("messages", []))
+    request.messages.extend(_read_message(each, f"messages[{i}]") for i, each in enumerate(messages))
+    if given.get("tool_choice") != "none":
+        tools = _list("tools", given.get("tools", []))
+        request.tools_json.extend(_to_json(_object(f"tools[{i}]", tool)) for i, tool in enumerate(tools))
+    if "chat_template_kwargs" in given:
+        variables = _object("chat_template_kwargs", given["chat_template_kwargs"])
+        request.chat_template_kwargs_json = _to_json(variables)
+    return request
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ServiceError(Reason.INVALID_JSON, f"not valid JSON: {detail}") from None
+    if not isinstance(body, dict):
+        raise ServiceError(Reason.INVALID_JSON, "not a JSON object")
+    try:
+        _to_json(body).encode()
+    except UnicodeEncodeError:
+        message = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        raise ServiceError(Reason.INVALID_TEXT, message) from None
+    return body
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    # Python reads NaN and Infinity, which are not JSON.
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _read_lists(
+    given: Mapping[str, Any], sampling_params: types_pb2.SamplingParams, text_params: render_pb2.TextParams
+) -> None:
+    stop = given.get("stop", [])
+    stop = [stop] if isinstance(stop, str) else _list("stop", stop)
+    text_params.stop.extend(_text(f"stop[{i}]", each) for i, each in enumerate(stop))
+    ids = _list("stop_token_ids", given.get("stop_token_ids", []))
+    sampling_params.stop_token_ids.extend(_uint32(f"stop_token_ids[{i}]", each) for i, each in enumerate(ids))
+    for token_id, bias in _object("logit_bias", given.get("logit_bias", {})).items():
+        path = f"logit_bias[{token_id}]"
+        if not (token_id.isascii() and token_id.isdecimal()):
+            raise out_of_range(path, bias, "token ids as keys")
+        sampling_params.logit_bias[_uint32(path, int(token_id))] = _number(path, bias)
+
+
+def _read_logprobs(given: Mapping[str, Any], sampling_params: types_pb2.SamplingParams) -> None:
+    wanted = _switch("logprobs", given.get("logprobs", False))
+    if wanted:
+        sampling_params.logprobs = _uint32("top_logprobs", given.get("top_logprobs", 0))
+    elif "top_logprobs" in given:
+        raise out_of_range("top_logprobs", given["top_logprobs"], "only with logprobs true")
+
+
+def _read_max_tokens(given: Mapping[str, Any], sampling_params: types_pb2.SamplingParams) -> None:
+    """max_tokens is the old name of max_completion_tokens."""
+    names = [name for name in ("max_tokens", "max_completion_tokens") if name in given]
+    values = {_uint32(name, given[name]) for name in names}
+    if len(values) > 1:
+        raise out_of_range("max_tokens", given["max_tokens"], "the same as max_completion_tokens, or unset")
+    for value in values:
+        sampling_params.max_tokens = value
+
+
+def _read_message(value: Any, path: str) -> render_pb2.ChatMessage:
+    """Keys that the contract has no field for go to the template as they are."""
+    body = dict(_object(path, value))
+    message = render_pb2.ChatMessage(role=_text(f"{path}.role", body.pop("role", "")))
+    if isinstance(body.get("content"), str):
+        message.content = body.pop("content")
+    elif body.get("content") is None:
+        body.pop("content", None)
+    else:  # the parts of a text
+        _list(f"{path}.content", body["content"])
+    for name in ("reasoning_content", "tool_call_id", "name"):
+        if (text := body.pop(name, None)) is not None:
+            setattr(message, name, _text(f"{path}.{name}", text))
+    calls = body.pop("tool_calls", None) or []
+    for index, call in enumerate(_list(f"{path}.tool_calls", calls)):
+        message.tool_calls.append(_read_tool_call(call, f"{path}.tool_calls[{index}]"))
+    message.extra_json = _to_json(body) if body else ""
+    return message
+
+
+def _read_tool_call(value: Any, path: str) -> render_pb2.ToolCall:
+    body = _known(path, value, {"id", "type", "function"})
+    if body.get("type", "function") != "function":
+        raise out_of_range(f"{path}.type", body["type"], '"function"')
+    function = _known(f"{path}.function", body.get("function"), {"name", "arguments"})
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = _to_json(arguments)
+    return render_pb2.ToolCall(
+        id=_text(f"{path}.id", body.get("id") or ""),
+        name=_text(f"{path}.function.name", function.get("name")),
+        arguments_json=_text(f"{path}.function.arguments", arguments or ""),
+    )
+
+
+def _known(path: str, value: Any, keys: set[str]) -> dict[str, Any]:
+    body = _object(path, value)
+    if unknown := body.keys() - keys:
+        raise out_of_range(f"{path}.{min(unknown)}", "set", f"only {', '.join(sorted(keys))}")
+    return body
+
+
+def _text(path: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise out_of_range(path, json.dumps(value), "a text")
+    return value
+
+
+def _switch(path: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise out_of_range(path, json.dumps(value), "true or false")
+    return value
+
+
+def _number(path: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise out_of_range(path, json.dumps(value), "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise out_of_range(path, value, "a number that a float can hold") from None
+
+
+def _integer(low: int, high: int) -> Callable[[str, Any], int]:
+    def check(path: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise out_of_range(path, json.dumps(value), f"an integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def _list(path: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise out_of_range(path, json.dumps(value), "a list")
+    return value
+
+
+def _object(path: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise out_of_range(path, json.dumps(value), "an object")
+    return value
+
+
+_uint32 = _integer(0, 2**32 - 1)
+
+# Keys that are fields of the same name.
+_SAMPLING: dict[str, _Check] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _number),
+    **dict.fromkeys(("top_k", "min_tokens", "prompt_logprobs", "n"), _uint32),
+    "seed": _integer(0, 2**64 - 1),
+    "ignore_eos": _switch,
+}
+_REQUEST: dict[str, _Check] = {
+    "add_generation_prompt": _switch,
+    "continue_final_message": _switch,
+    "request_id": _text,
+    "cache_salt": _text,
+    "priority": _integer(-(2**31), 2**31 - 1),
+}
+# Keys that are fields of another name.
+_TEXT: dict[str, tuple[str, _Check]] = {
+    "include_stop_str_in_output": ("include_stop_in_output", _switch),
+    "skip_special_tokens": ("skip_special_tokens", _switch),
+}
+# Keys with values that change nothing, while others would ask for what cannot be had.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+}
+_READ_BELOW = frozenset(
+    {"messages", "tools", "chat_template_kwargs", "stop", "stop_token_ids", "logit_bias"}
+    | {"logprobs", "top_logprobs", "max_tokens", "max_completion_tokens"}
+)
+# Who is asked, by whom, and how the answer comes: nothing of it is in a rendered request.
+_WITHOUT_EFFECT = frozenset({"model", "user", "stream", "stream_options"})

@@ -1,0 +1,152 @@
+"""How families of models write reasoning and tool calls: their tags, and how a call's name is found.
+
+The parser reads any of them with the same states (output_parser.py); only what is here differs.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from triptych.v1 import render_pb2
+
+
+class ParserName(StrEnum):
+    """Values of --parser."""
+
+    AUTO = "auto"
+    NONE = "none"
+    DEEPSEEK_V3 = "deepseek-v3"
+    DEEPSEEK_V3_1 = "deepseek-v3.1"
+    DEEPSEEK_R1 = "deepseek-r1"
+    KIMI_K2 = "kimi-k2"
+
+
+PARSERS: dict[ParserName, render_pb2.Parser.ValueType] = {
+    ParserName.NONE: render_pb2.PARSER_UNSPECIFIED,
+    ParserName.DEEPSEEK_V3: render_pb2.PARSER_DEEPSEEK_V3,
+    ParserName.DEEPSEEK_V3_1: render_pb2.PARSER_DEEPSEEK_V3_1,
+    ParserName.DEEPSEEK_R1: render_pb2.PARSER_DEEPSEEK_R1,
+    ParserName.KIMI_K2: render_pb2.PARSER_KIMI_K2,
+}
+
+
+class CallHeader(NamedTuple):
+    """What stands before a call's arguments."""
+
+    # Empty: the format has none.
+    call_id: str
+    name: str
+    # Where the arguments begin in the text after the separator.
+    arguments_start: int
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """One format. Tags are texts; each is one token where the tokenizer has it so."""
+
+    section_begin: str
+    section_end: str
+    call_begin: str
+    # Stands between what read_header gets as its two texts.
+    separator: str
+    call_end: str
+    # (text before the separator, text after it so far): the header, or None as long as it is not complete.
+    read_header: Callable[[str, str], CallHeader | None]
+    # The arguments stand in a fenced block, whose closing fence is not theirs.
+    is_fenced: bool
+    has_reasoning: bool
+    # After the last of these in a prompt, the assistant's own text begins.
+    turn_tags: tuple[str, ...]
+    reasoning_begin: str = "<think>"
+    reasoning_end: str = "</think>"
+
+    @property
+    def tags(self) -> list[str]:
+        """All that the parser looks for. None is the beginning of another."""
+        calls = [self.section_begin, self.section_end, self.call_begin, self.separator, self.call_end]
+        return [*calls, self.reasoning_begin, self.reasoning_end] if self.has_reasoning else calls
+
+    def ends_in_reasoning(self, prompt_text: str) -> bool:
+        """The prompt leaves reasoning open. Only the assistant's own last words are looked at: other
+        messages may hold the same tags."""
+        if not self.has_reasoning:
+            return False
+        starts = [prompt_text.rfind(tag) + len(tag) for tag in self.turn_tags if tag in prompt_text]
+        own = prompt_text[max(starts, default=0) :]
+        return own.rfind(self.reasoning_begin) > own.rfind(self.reasoning_end)
+
+
+# The name on a line, then the fence. The arguments' first character must be there too, so that white space
+# before it is skipped the same way however the text arrives.
+_NAME_AND_FENCE = re.compile(r"\s*(?P<name>[^\s`]+)\s*```json\s*(?=\S)")
+_ONE_WORD = re.compile(r"\s*(?P<word>\S+)\s*")
+# functions.get_weather:0, in which the model counts its calls.
+_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
+
+
+def _read_fenced(_kind: str, text: str) -> CallHeader | None:
+    match = _NAME_AND_FENCE.match(text)
+    return CallHeader("", match["name"], match.end()) if match else None
+
+
+def _read_bare(name: str, _text: str) -> CallHeader | None:
+    match = _ONE_WORD.fullmatch(name)
+    return CallHeader("", match["word"], 0) if match else None
+
+
+def _read_kimi(call_id: str, _text: str) -> CallHeader | None:
+    match = _ONE_WORD.fullmatch(call_id)
+    parts = _KIMI_ID.fullmatch(match["word"]) if match else None
+    return CallHeader(parts[0], parts["name"], 0) if parts else None
+
+
+def _deepseek(
+    read_header: Callable[[str, str], CallHeader | None], *, is_fenced: bool, has_reasoning: bool
+) -> OutputFormat:
+    return OutputFormat(
+        section_begin="<｜tool▁calls▁begin｜>",
+        section_end="<｜tool▁calls▁end｜>",
+        call_begin="<｜tool▁call▁begin｜>",
+        separator="<｜tool▁sep｜>",
+        call_end="<｜tool▁call▁end｜>",
+        read_header=read_header,
+        is_fenced=is_fenced,
+        has_reasoning=has_reasoning,
+        turn_tags=("<｜Assistant｜>", "<｜tool▁output▁end｜>", "<｜tool▁outputs▁end｜>"),
+    )
+
+
+FORMATS: dict[render_pb2.Parser.ValueType, OutputFormat] = {
+    render_pb2.PARSER_DEEPSEEK_V3: _deepseek(_read_fenced, is_fenced=True, has_reasoning=False),
+    render_pb2.PARSER_DEEPSEEK_R1: _deepseek(_read_fenced, is_fenced=True, has_reasoning=True),
+    render_pb2.PARSER_DEEPSEEK_V3_1: _deepseek(_read_bare, is_fenced=False, has_reasoning=True),
+    render_pb2.PARSER_KIMI_K2: OutputFormat(
+        section_begin="<|tool_calls_section_begin|>",
+        section_end="<|tool_calls_section_end|>",
+        call_begin="<|tool_call_begin|>",
+        separator="<|tool_call_argument_begin|>",
+        call_end="<|tool_call_end|>",
+        read_header=_read_kimi,
+        is_fenced=False,
+        has_reasoning=True,
+        turn_tags=("<|im_middle|>",),
+    ),
+}
+
+
+def choose_parser(choice: ParserName, templates: Iterable[str]) -> tuple[ParserName, str]:
+    """The parser, and why. A template shows the format in which it writes earlier calls."""
+    if choice is not ParserName.AUTO:
+        return choice, "as configured"
+    source = "\n".join(templates)
+    if FORMATS[render_pb2.PARSER_KIMI_K2].section_begin in source:
+        return ParserName.KIMI_K2, "the chat template writes calls as Kimi K2 does"
+    if FORMATS[render_pb2.PARSER_DEEPSEEK_V3].section_begin not in source:
+        return ParserName.NONE, "the chat template writes no calls in a known format"
+    if "```json" not in source:
+        return ParserName.DEEPSEEK_V3_1, "the chat template writes calls as DeepSeek V3.1 does"
+    if "</think>" in source:
+        return ParserName.DEEPSEEK_R1, "the chat template writes calls as DeepSeek R1 does"
+    return ParserName.DEEPSEEK_V3, "the chat template writes calls as DeepSeek V3 does"

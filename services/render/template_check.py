@@ -1,0 +1,62 @@
+"""Loads a model's chat templates, and makes sure at the start that content can be told from markers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from services.render.chat_template import ChatTemplate
+from services.render.control_tokens import ControlTokens
+from services.render.conversation import Conversation
+from services.render.model_folder import ModelFolder
+from services.render.tool_arguments import ToolArguments
+from shared.config import ConfigError
+from shared.errors import ServiceError
+
+_CALL = {"id": "functions.f:0", "type": "function"}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None) -> ChatTemplate:
+    """control_tokens: in content they are text; None trusts the content.
+
+    Raises ConfigError if a template cannot be compiled, or puts its control tokens together in a way that
+    hides which text is its own: they would all become text.
+    """
+    trusting = ChatTemplate(model.chat_templates, model.special_tokens)
+    if control_tokens is None:
+        return trusting
+    checked = ChatTemplate(model.chat_templates, model.special_tokens, control_tokens=control_tokens)
+    for conversation in _harmless_conversations():
+        try:
+            expected = trusting.render(conversation)
+        except ServiceError:
+            continue  # not for this template
+        if checked.render(conversation) != expected:
+            raise ConfigError(
+                f"the chat template of {model.path} hides which control tokens are its own; start with "
+                "--trust-content, which takes those in content for control tokens too"
+            )
+    return checked
+
+
+def _harmless_conversations() -> Iterator[Conversation]:
+    """Without control tokens in their content, so that all control tokens are the template's."""
+    system, user = _message("system", "s"), _message("user", "u")
+    answer = _message("assistant", "a", reasoning_content="r")
+    call = _message("assistant", None, tool_calls=[{**_CALL, "function": _function()}])
+    result = _message("tool", "t", tool_call_id=_CALL["id"])
+    for messages in (
+        [user],
+        [system, user],
+        [user, answer, user],
+        [system, user, call, result, answer, user],
+    ):
+        for tools in ([], [_TOOL]):
+            yield Conversation(messages, tools, {}, add_generation_prompt=True, continue_final_message=False)
+
+
+def _message(role: str, content: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def _function() -> dict[str, Any]:
+    return {"name": "f", "arguments": ToolArguments('{"a": "b"}')}

@@ -1,0 +1,85 @@
+"""What `tokenizers` makes of a file, found out in a process of its own, whose memory ends with it.
+
+Runs as `python -m services.render.tokenizer_reference FILE`: reads texts, a JSON list, from stdin and writes
+one JSON object with what the file says and what becomes of the texts. It imports little: it is done with a
+file of 128,000 tokens before the faster library has loaded it.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.render.control_tokens import Piece
+from services.render.tokenizer_library import TokenizerLibrary, TokenizersLibrary
+from shared.fingerprint import tokenizer_fingerprint
+
+_MAX_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference's answers."""
+
+    # As shared.fingerprint has it: reading the whole file needs 60 MB for a moment, and half a second.
+    fingerprint: str
+    # The file's section `decoder`; empty if it has none.
+    decoder: dict[str, Any]
+    # Of each text: without and with what the tokenizer adds to a plain prompt, and with control tokens as text.
+    ids: list[list[int]]
+    ids_with_added: list[list[int]]
+    ids_as_text: list[list[int]]
+
+
+class ReferenceProcess:
+    """The process at work. Not waiting for it costs nothing but its end."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        command = [sys.executable, "-m", "services.render.tokenizer_reference", str(file)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, texts: Sequence[str]) -> Reference:
+        """Waits for the answers. Raises ValueError if the file cannot be loaded."""
+        try:
+            output, _ = self._process.communicate(json.dumps(texts).encode(), timeout=_MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise ValueError(f"checking {self._file} took more than {_MAX_SECONDS:g} seconds") from None
+        answer = json.loads(output or b"{}")
+        if "error" in answer or self._process.returncode:
+            raise ValueError(answer.get("error", f"the process that checks {self._file} failed"))
+        return Reference(**answer)
+
+
+def answer(file: Path, texts: Sequence[str]) -> Reference:
+    """The answers, from this process. file: a folder's tokenizer.json. Raises ValueError if it cannot be
+    loaded."""
+    library = TokenizersLibrary(file)
+    ids, ids_with_added, ids_as_text = encodings(library, texts)
+    fingerprint = tokenizer_fingerprint(file.parent)
+    return Reference(fingerprint, library.decoder, ids, ids_with_added, ids_as_text)
+
+
+def encodings(library: TokenizerLibrary, texts: Sequence[str]) -> tuple[list[list[int]], ...]:
+    """What the two libraries are compared by, as Reference has it."""
+    return (
+        [library.encode(text, add_special_tokens=False) for text in texts],
+        [library.encode(text, add_special_tokens=True) for text in texts],
+        [library.encode_pieces([Piece(text, False)]) for text in texts],
+    )
+
+
+def _main(file: str) -> None:
+    try:
+        result: dict[str, Any] = asdict(answer(Path(file), json.load(sys.stdin)))
+    except ValueError as error:
+        result = {"error": str(error)}
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,234 @@
+"""Random requests, most of them wrong somewhere: valid ones, mutated field by field or byte by byte.
+
+The suite sends a few thousand (test_request_fuzz.py); a longer run is
+`python -m tests.integration.render.request_fuzz [COUNT] [SEED]`.
+"""
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
+
+from shared.errors import Reason, reason_in
+from tests.support.processes import started
+from tests.support.render_models import TEMPLATES, make_folder
+
+_METHODS = {
+    "RenderChat": render_pb2.RenderChatRequest,
+    "RenderCompletion": render_pb2.RenderCompletionRequest,
+    "Tokenize": render_pb2.TokenizeRequest,
+    "Detokenize": render_pb2.DetokenizeRequest,
+    "ListModels": render_pb2.ListModelsRequest,
+    "Derender": render_pb2.DerenderRequest,
+}
+# What the contract lists for RenderService, and what bytes that are no message get.
+_DOCUMENTED = {
+    grpc.StatusCode.INVALID_ARGUMENT: {
+        Reason.PARAMETER_OUT_OF_RANGE, Reason.PROMPT_TOO_LONG, Reason.EMPTY_PROMPT, Reason.INVALID_JSON,
+        Reason.INVALID_TEXT, Reason.TEMPLATE_FAILED, Reason.TOOLS_UNSUPPORTED, Reason.MALFORMED_MESSAGE,
+        Reason.STREAM_INCOMPLETE,
+    },
+    grpc.StatusCode.NOT_FOUND: {Reason.UNKNOWN_MODEL},
+}  # fmt: skip
+
+_TEXTS = [
+    "", "user", "system", "assistant", "tool", "demo_model", "x", " ", "Grüße 你好 👩‍👩‍👧", "\x00", "\ufffe",
+    "\U0010ffff", "\U0010fffd", "<｜User｜>", "</think>", "{{ x }}", "{", "{}", "[]", "null", "NaN",
+    '{"a": NaN}', '{"role": "x"}', '{"content": null}', '{"content": [{"type": "text"}]}', '{"messages": []}',
+    '{"add_generation_prompt": 1}', '{"content": {"a": 1}, "tool_calls": [{"function": null}]}',
+    '{"type": "function", "function": {"name": "f"}}', '{"a": "\\ud800"}', '{"\\udc00": 1}', '{"a": 1e999}',
+    "[" * 5000, '{"a":' * 3000 + "1" + "}" * 3000, '{"a": 1' + "0" * 5000 + "}", "a" * 3000, '{"tools": 7}',
+    '{"bos_token": 1}', '{"tool_calls": 7}', '{"name": {}}', "-1", "1e400", '{"a": {"b": [1, 2.5, true]}}',
+]  # fmt: skip
+_NUMBERS = [0, 1, 2, 15, 128, 129, 1023, 1024, 2047, 2048, 2049, 129_280, 2**31 - 1, 2**31, 2**32 - 1]
+_FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1e-40,
+    3.4e38,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    2.0,
+    -2.1,
+    100.5,
+]
+
+
+def fuzz_folder(folder: str, style: str) -> str:
+    """The embedded model with another template."""
+    return str(make_folder(Path(folder) / "demo_model", tokenizer_config={"chat_template": TEMPLATES[style]}))
+
+
+class Requests:
+    """An endless supply, the same for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def next(self) -> tuple[str, list[bytes]]:
+        """A method's name and the messages for it: one, or a stream of them."""
+        method = self._random.choices(list(_METHODS), weights=[10, 4, 2, 2, 1, 4])[0]
+        messages = self._valid_stream() if method == "Derender" else [self._valid(method)]
+        return method, [self._mutated(message) for message in messages]
+
+    def _mutated(self, message: Message) -> bytes:
+        for _ in range(self._random.choice([0, 1, 1, 2, 3, 8])):
+            self._mutate(message)
+        data = bytearray(message.SerializeToString())
+        if self._random.random() < 0.15:
+            self._damage(data)
+        return bytes(data)
+
+    def _valid_stream(self) -> list[Message]:
+        chunk = scheduler_pb2.TokenChunk(token_ids=[70, 71, 72])
+        finished = scheduler_pb2.OutputFinished(finish_reason=types_pb2.FINISH_REASON_STOP)
+        events = [
+            scheduler_pb2.GenerateResponse(admitted=scheduler_pb2.RequestAdmitted(seeds=[1])),
+            *[scheduler_pb2.GenerateResponse(chunk=chunk)] * self._random.randrange(3),
+            scheduler_pb2.GenerateResponse(finished=finished),
+        ]
+        first = render_pb2.DerenderRequest(params=render_pb2.DerenderParams())
+        return [first, *(render_pb2.DerenderRequest(event=event) for event in events)]
+
+    def _valid(self, method: str) -> Message:
+        roles = ("system", "user", "assistant")
+        if method == "RenderChat":
+            messages = [
+                render_pb2.ChatMessage(role=role, content="hi") for role in self._random.choices(roles, k=3)
+            ]
+            return render_pb2.RenderChatRequest(messages=messages)
+        if method == "RenderCompletion":
+            params = types_pb2.SamplingParams(temperature=0.5, max_tokens=3)
+            return render_pb2.RenderCompletionRequest(text="hi", sampling_params=params)
+        if method == "Detokenize":
+            return render_pb2.DetokenizeRequest(token_ids=[1, 2, 70])
+        return _METHODS[method]()
+
+    def _mutate(self, message: Message) -> None:
+        """Sets, adds or clears one field, here or further down."""
+        field = self._random.choice(message.DESCRIPTOR.fields or [None])
+        if field is None:
+            return
+        if self._random.random() < 0.1:
+            message.ClearField(field.name)
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name)[self._number()] = self._random.choice(_FLOATS)
+        elif field.is_repeated:
+            self._extend(getattr(message, field.name), field)
+        elif field.message_type is not None:
+            getattr(message, field.name).SetInParent()
+            self._mutate(getattr(message, field.name))
+        else:
+            setattr(message, field.name, self._scalar(field))
+
+    def _extend(self, values: Any, field: FieldDescriptor) -> None:
+        chooser = self._random
+        for _ in range(chooser.choice([1, 1, 2, 200])):
+            if field.message_type is None:
+                values.append(self._scalar(field))
+            else:
+                self._mutate(values.add() if not values or chooser.random() < 0.5 else chooser.choice(values))
+
+    def _scalar(self, field: FieldDescriptor) -> Any:
+        kinds = FieldDescriptor
+        if field.cpp_type == kinds.CPPTYPE_STRING:
+            return "".join(self._random.choices(_TEXTS, k=self._random.choice([1, 1, 1, 2])))
+        if field.cpp_type in (kinds.CPPTYPE_FLOAT, kinds.CPPTYPE_DOUBLE):
+            return self._random.choice(_FLOATS)
+        if field.cpp_type == kinds.CPPTYPE_BOOL:
+            return self._random.random() < 0.5
+        if field.cpp_type == kinds.CPPTYPE_ENUM:
+            return self._random.choice([0, 1, 99])
+        if field.cpp_type == kinds.CPPTYPE_INT32:
+            return self._random.choice([-1, 0, 7, -(2**31), 2**31 - 1])
+        return self._number()
+
+    def _number(self) -> int:
+        return self._random.choice(_NUMBERS)
+
+    def _damage(self, data: bytearray) -> None:
+        for _ in range(self._random.randrange(1, 5)):
+            if not data:
+                return
+            position = self._random.randrange(len(data))
+            kind = self._random.randrange(3)
+            if kind == 0:
+                data[position] = self._random.randrange(256)
+            elif kind == 1:
+                del data[position:]
+            else:
+                data[position:position] = self._random.randbytes(3)
+
+
+async def send(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """How often each outcome came, and what should not have come: with the request that had it."""
+    # Streams through the blocking client: when a stream ends while it is written to, the other one can lose
+    # the status and say INTERNAL ("Internal error from Core") itself.
+    with grpc.insecure_channel(address) as blocking:
+        async with grpc.aio.insecure_channel(address) as channel:
+            return await _send(channel, blocking, count, seed)
+
+
+async def _send(
+    channel: grpc.aio.Channel, blocking: grpc.Channel, count: int, seed: int
+) -> tuple[Counter[str], list[str]]:
+    requests = Requests(seed)
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+
+    async def one(method: str, data: list[bytes]) -> None:
+        path = f"/triptych.v1.RenderService/{method}"
+        try:
+            if method == "Derender":
+                call = blocking.stream_stream(path)
+                await asyncio.to_thread(lambda: list(call(iter(data), timeout=60)))
+            else:
+                await channel.unary_unary(path)(data[0], timeout=60)
+            outcomes["OK"] += 1
+        except grpc.RpcError as error:
+            reason = reason_in(error.trailing_metadata())
+            outcomes[f"{error.code().name} {reason}"] += 1
+            if reason not in _DOCUMENTED.get(error.code(), ()):
+                wrong.append(f"{method} {str(data)[:300]}: {error.code().name} {error.details()}")
+
+    for start in range(0, count, 32):
+        batch = [requests.next() for _ in range(min(32, count - start))]
+        await asyncio.gather(*(one(*request) for request in batch))
+    return outcomes, wrong
+
+
+def _main(count: int = 100_000, seed: int = 0) -> None:
+    """The count is divided among the templates."""
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    for style in TEMPLATES:
+        with (
+            TemporaryDirectory() as folder,
+            started("render", "--model", fuzz_folder(folder, style)) as render,
+        ):
+            render.wait_until_ready()
+            more, differing = asyncio.run(send(str(render.address), count // len(TEMPLATES), seed))
+        outcomes += more
+        wrong += differing
+        seed += 1
+    for outcome, number in outcomes.most_common():
+        print(f"{number:8} {outcome}")
+    print(f"{len(wrong)} of {outcomes.total()} undocumented")
+    for line in wrong[:20]:
+        print(f"  {line}")
+
+
+if __name__ == "__main__":
+    _main(*map(int, sys.argv[1:3]))

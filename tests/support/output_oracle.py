@@ -1,0 +1,220 @@
+"""Reads a whole output at once: what parser, stop strings and deltas must come to, however the output comes.
+
+Written over positions in the complete text, and independent of the parser's states: spans of the text, each
+with what it is.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from triptych.v1 import render_pb2
+
+from services.render.output_format import FORMATS, OutputFormat
+
+
+class Span(NamedTuple):
+    """A stretch of the output. kind: text, reasoning, leftover text, leftover reasoning, taken, call."""
+
+    start: int
+    end: int
+    kind: str
+
+
+class Call(NamedTuple):
+    """A complete call."""
+
+    index: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Output(NamedTuple):
+    """The whole output, read."""
+
+    text: str
+    reasoning: str
+    calls: list[Call]
+    stop: str
+    # Characters of the output up to the end of the match; all if there is none.
+    end: int
+
+
+def read(
+    parser: int,
+    text: str,
+    *,
+    in_reasoning: bool = False,
+    stop: Sequence[str] = (),
+    include: bool = False,
+    may_stop: Callable[[int], bool] = lambda _end: True,
+) -> Output:
+    """The result for a complete output. may_stop: whether a match that ends there counts."""
+    if parser not in FORMATS:
+        spans, calls = [Span(0, len(text), "reasoning" if in_reasoning else "text")], []
+    else:
+        reader = _Reader(FORMATS[parser], text, in_reasoning)
+        spans, calls = reader.spans, reader.calls
+    return _cut(text, spans, calls, stop, include, may_stop)
+
+
+def _cut(
+    text: str,
+    spans: list[Span],
+    calls: list[tuple[int, Call]],
+    stop: Sequence[str],
+    include: bool,
+    may_stop: Callable[[int], bool],
+) -> Output:
+    """Looks for a stop string in each unbroken run of text or reasoning, in order."""
+    written = {"text": "", "reasoning": ""}
+    run_start = 0
+    for index, span in enumerate(spans):
+        if index and (spans[index - 1].kind != span.kind or "leftover" in span.kind):
+            run_start = span.start
+        if span.kind in written:
+            for end in range(span.start + 1, span.end + 1):
+                found = [each for each in stop if text[run_start:end].endswith(each)]
+                if found and may_stop(end):
+                    longest = max(found, key=len)
+                    kept = text[run_start:end] if include else text[run_start : end - len(longest)]
+                    before = sum(each.end - each.start for each in spans[:index] if each.start >= run_start)
+                    written[span.kind] = written[span.kind][: len(written[span.kind]) - before] + kept
+                    done = [call for call_end, call in calls if call_end <= end]
+                    return Output(written["text"], written["reasoning"], done, longest, end)
+        channel = span.kind.removeprefix("leftover ")
+        if channel in written:
+            written[channel] += text[span.start : span.end]
+    return Output(written["text"], written["reasoning"], [call for _, call in calls], "", len(text))
+
+
+class _Reader:
+    """Spans and calls of one text in one format."""
+
+    def __init__(self, output_format: OutputFormat, text: str, in_reasoning: bool) -> None:
+        self._format = output_format
+        self._text = text
+        self._channel = "reasoning" if in_reasoning else "text"
+        self._num_calls = 0
+        self.spans: list[Span] = []
+        # With where each ends.
+        self.calls: list[tuple[int, Call]] = []
+        self._tag = re.compile("|".join(map(re.escape, output_format.tags)))
+        call_tags = [tag for tag in output_format.tags if "think" not in tag]
+        no_tag = f"(?:(?!{'|'.join(map(re.escape, call_tags))}).)*"
+        begin, separator, end = map(
+            re.escape, (output_format.call_begin, output_format.separator, output_format.call_end)
+        )
+        inside = rf"(?P<before>{no_tag}){separator}(?P<after>{no_tag})"
+        self._call = re.compile(f"{begin}{inside}{end}", re.DOTALL)
+        # What is read of a call that comes to nothing.
+        self._broken = re.compile(f"{begin}{no_tag}(?:{separator}{no_tag})?(?:{end})?", re.DOTALL)
+        self._read()
+
+    def _read(self) -> None:
+        at = 0
+        has_begun = False
+        f = self._format
+        while at < len(self._text):
+            match = self._tag.match(self._text, at)
+            if match is None:
+                following = self._tag.search(self._text, at)
+                end = following.start() if following else len(self._text)
+                has_begun = has_begun or bool(self._text[at:end].strip())
+                self._add(at, end, self._channel)
+            elif match[0] in (f.section_begin, f.call_begin):
+                has_begun = True
+                end = self._read_section(at)
+            else:
+                end = match.end()
+                if match[0] == f.reasoning_begin and not has_begun:
+                    self._channel = "reasoning"
+                    self._add(at, end, "taken")
+                elif match[0] == f.reasoning_end and self._channel == "reasoning":
+                    self._channel = "text"
+                    self._add(at, end, "taken")
+                else:
+                    self._add(at, end, self._channel)
+                has_begun = True
+            at = end
+
+    def _read_section(self, start: int) -> int:
+        """Where the section ends."""
+        f, text = self._format, self._text
+        has_call = False
+        at = start + (len(f.section_begin) if text.startswith(f.section_begin, start) else 0)
+        while True:
+            at += len(text[at:]) - len(text[at:].lstrip())
+            if at == len(text) or text.startswith(f.section_end, at):
+                end = min(at + len(f.section_end), len(text))
+                self._add(start, end, "taken" if has_call else f"leftover {self._channel}")
+                return end
+            if not text.startswith(f.call_begin, at):
+                self._add(start, at, f"leftover {self._channel}")
+                return at
+            match = self._call.match(text, at)
+            call = self._read_call(match) if match else None
+            if match and call:
+                self.calls.append((match.end(), call))
+                self._add(start, match.end(), "call")
+                self._channel, has_call = "text", True
+                start = at = match.end()
+            else:
+                broken = self._broken.match(text, at)
+                assert broken
+                self._add(start, broken.end(), f"leftover {self._channel}")
+                start = at = broken.end()
+            self._num_calls += 1
+
+    def _read_call(self, match: re.Match[str]) -> Call | None:
+        before, after = match["before"].strip(), match["after"]
+        if self._format.is_fenced:
+            fenced = re.fullmatch(r"\s*([^\s`]+)\s*```json\s*(\S.*)", after, re.DOTALL)
+            if not fenced:
+                return None
+            arguments = re.sub(r"\s*(```)?\s*\Z", "", fenced[2]) if fenced[2].strip() != "```" else ""
+            return Call(self._num_calls, "", fenced[1], arguments)
+        if not before or re.search(r"\s", before):
+            return None
+        call_id = before if "im_middle" in self._format.turn_tags[0] else ""
+        name = re.sub(r":\d+\Z", "", before).removeprefix("functions.") if call_id else before
+        return Call(self._num_calls, call_id, name, after.strip())
+
+    def _add(self, start: int, end: int, kind: str) -> None:
+        if start < end:
+            self.spans.append(Span(start, end, kind))
+
+
+_FRAGMENTS = [
+    "a", "ab ", " ", "\n", "S", "ST", "STOP", "OP", "<", "<｜tool", "<|tool_call", "</th", "你", "{}",
+    '{"a": "b c"}', "\n```json\n", "\n```", "```", "f", "get weather", "function",
+    "functions.f:0", "functions.a.b:12",
+]  # fmt: skip
+
+
+def outputs(parser: int) -> st.SearchStrategy[str]:
+    """Outputs in a parser's format, whole, broken and mixed up."""
+    f = FORMATS[parser]
+    name, before, after = {
+        render_pb2.PARSER_DEEPSEEK_V3_1: ("f", "", "\n"),
+        render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", ""),
+    }.get(parser, ("function", "f\n```json\n", "\n```"))
+    arguments = st.sampled_from(["{}", '{"city": "Bern"}', "", " { not JSON", '{"a": "\\n```"}'])
+    call = arguments.map(lambda text: f"{f.call_begin}{name}{f.separator}{before}{text}{after}{f.call_end}")
+    calls = st.lists(call, min_size=1, max_size=3).map("\n".join)
+    section = calls.map(lambda text: f"{f.section_begin}{text}{f.section_end}")
+    tags = st.sampled_from([*f.tags, f.reasoning_begin, f.reasoning_end])
+    fragments = st.sampled_from(_FRAGMENTS)
+    return st.lists(st.one_of(fragments, tags, call, section, fragments), max_size=9).map("".join)
+
+
+@st.composite
+def divided(draw: st.DrawFn, whole: Sequence[Any]) -> list[Any]:
+    """A text or a list in pieces of random sizes, often of one."""
+    if draw(st.booleans()):
+        return [whole[index : index + 1] for index in range(len(whole))]
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, len(whole) - 1)), max_size=8)))
+    pieces = zip([0, *cuts], [*cuts, len(whole)], strict=True)
+    return [whole[start:end] for start, end in pieces if start < end]

@@ -1,0 +1,158 @@
+"""Reasoning and tool calls, against an oracle that sees the whole output."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triptych.v1 import render_pb2
+
+from services.render.call_reader import MAX_HEADER_CHARS, CallPiece
+from services.render.output_format import FORMATS
+from services.render.output_parser import CallEnd, Channel, OutputParser, Written
+from services.render.tag_scanner import TagScanner
+from tests.support.output_oracle import Call, Output, divided, outputs, read
+
+V3 = render_pb2.PARSER_DEEPSEEK_V3
+V3_1 = render_pb2.PARSER_DEEPSEEK_V3_1
+R1 = render_pb2.PARSER_DEEPSEEK_R1
+KIMI = render_pb2.PARSER_KIMI_K2
+PARSERS = {"v3": V3, "v3.1": V3_1, "r1": R1, "kimi": KIMI}
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+
+def parse(parser: int, pieces: list[str], in_reasoning: bool = False) -> Output:
+    """The whole result for text in these pieces; tags are found in the text."""
+    output_format = FORMATS[parser]
+    scanner = TagScanner(output_format.tags)
+    output_parser = OutputParser(output_format, starts_in_reasoning=in_reasoning)
+    written = dict.fromkeys(Channel, "")
+    calls: dict[int, Call] = {}
+    done: list[Call] = []
+    items = [item for piece in pieces for item in scanner.push(piece)] + scanner.finish()
+    for event in [*(event for item in items for event in output_parser.push(item)), *output_parser.finish()]:
+        if isinstance(event, Written):
+            written[event.channel] += event.text
+        elif isinstance(event, CallPiece):
+            call = calls.get(event.index) or Call(event.index, event.call_id, event.name, "")
+            calls[event.index] = call._replace(arguments=call.arguments + event.arguments)
+        elif isinstance(event, CallEnd):
+            done.append(calls[event.index])
+    text = "".join(pieces)
+    return Output(written[Channel.TEXT], written[Channel.REASONING], done, "", len(text))
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+@given(st.data(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_division_gives_the_result_of_the_whole_output(
+    parser: int, data: st.DataObject, in_reasoning: bool
+) -> None:
+    in_reasoning = in_reasoning and FORMATS[parser].has_reasoning  # type: ignore[index]
+    text = data.draw(outputs(parser))
+    expected = read(parser, text, in_reasoning=in_reasoning)
+    assert parse(parser, data.draw(divided(text)), in_reasoning) == expected
+
+
+def test_v3_has_its_arguments_in_a_fenced_block() -> None:
+    text = (
+        f'Let me look.{BEGIN}{CALL}function{SEP}weather\n```json\n{{"city": "Bern"}}\n```{CALL_END}\n'
+        f"{CALL}function{SEP}time\n```json\n{{}}\n```{CALL_END}{END}"
+    )
+    result = parse(V3, list(text))
+    assert result.text == "Let me look."
+    assert result.calls == [Call(0, "", "weather", '{"city": "Bern"}'), Call(1, "", "time", "{}")]
+
+
+def test_v3_knows_no_reasoning() -> None:
+    text = "<think>hm</think>yes"
+    assert parse(V3, [text]).text == text
+
+
+def test_v3_1_has_bare_arguments_and_begins_in_the_reasoning_that_the_prompt_opens() -> None:
+    text = f'So, Bern.</think>I look.{BEGIN}{CALL}weather{SEP}{{"city": "Bern"}}{CALL_END}{END}'
+    result = parse(V3_1, list(text), in_reasoning=True)
+    assert (result.reasoning, result.text) == ("So, Bern.", "I look.")
+    assert result.calls == [Call(0, "", "weather", '{"city": "Bern"}')]
+
+
+def test_r1_opens_its_reasoning_itself_if_the_prompt_does_not() -> None:
+    result = parse(R1, list("\n<think>\nhm\n</think>\n\nyes, <think> is a tag"))
+    assert (result.reasoning, result.text) == ("\nhm\n", "\n\n\nyes, <think> is a tag")
+    again = parse(R1, ["<think>", "hm</think>yes"], in_reasoning=True)
+    assert (again.reasoning, again.text) == ("hm", "yes"), "opened by both"
+
+
+def test_kimi_s_calls_have_ids_and_may_end_the_reasoning() -> None:
+    header = "<|tool_call_begin|>functions.get.weather:7<|tool_call_argument_begin|>"
+    call = f'{header}{{"city": "Bern"}}<|tool_call_end|>'
+    text = f"I look.<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>Done."
+    result = parse(KIMI, list(text), in_reasoning=True)
+    assert (result.reasoning, result.text) == ("I look.", "Done.")
+    assert result.calls == [Call(0, "functions.get.weather:7", "get.weather", '{"city": "Bern"}')]
+    assert parse(KIMI, [call]).calls == result.calls, "the section's tags may be missing"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a{BEGIN}",
+        f"a{BEGIN}\n",
+        f"a{BEGIN}{END}b",
+        f"a{BEGIN}b{END}",
+        f"a{BEGIN}{CALL}wea",
+        f"a{BEGIN}{CALL}weather{SEP}",
+        f'a{BEGIN}{CALL}weather{SEP}{{"city": "Be',
+        f"a{BEGIN}{CALL}{SEP}{{}}{CALL_END}{END}",
+        f"a{BEGIN}{CALL}two words{SEP}{{}}{CALL_END}{END}",
+        f"a{BEGIN}{CALL}weather{CALL_END}{END}",
+        f"a{BEGIN}{CALL}weather{SEP}{{}}{SEP}{{}}{CALL_END}{END}",
+        f"a{BEGIN}{CALL}weather{SEP}{{}}{END}",
+        f"a{CALL_END}b{SEP}c{END}d</think>e",
+        f"a{BEGIN}{CALL}{'x' * 2000}{SEP}{{}}{CALL_END}",
+    ],
+)
+def test_a_call_cut_short_or_malformed_leaves_all_its_text(text: str) -> None:
+    assert parse(V3_1, [text]) == parse(V3_1, list(text)) == Output(text, "", [], "", len(text))
+    in_reasoning = parse(V3_1, list(text.replace("</think>", "")), in_reasoning=True)
+    assert in_reasoning.reasoning == text.replace("</think>", ""), "where it stands"
+
+
+def test_a_malformed_call_harms_none_of_its_neighbours() -> None:
+    good = f"{CALL}f{SEP}{{}}{CALL_END}"
+    bad = f"{CALL}no separator{CALL_END}"
+    result = parse(V3_1, list(f"{BEGIN}{good}{bad}{good}{END}ok"))
+    assert result.text == f"{bad}ok"
+    assert [call.index for call in result.calls] == [0, 2]
+
+
+def test_arguments_are_sent_as_they_come() -> None:
+    scanner = TagScanner(FORMATS[V3].tags)
+    parser = OutputParser(FORMATS[V3], starts_in_reasoning=False)
+    pieces = []
+    for char in f'{BEGIN}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n```{CALL_END}':
+        for item in scanner.push(char):
+            pieces += [each for each in parser.push(item) if isinstance(each, CallPiece)]
+    assert pieces[0] == CallPiece(0, "", "f", "{")
+    assert [piece.arguments for piece in pieces[1:]] == ['"', "a", '"', ":", " 1", "}"]
+
+
+@pytest.mark.parametrize("num_chars", [MAX_HEADER_CHARS - 1, MAX_HEADER_CHARS, MAX_HEADER_CHARS + 1])
+def test_a_header_has_a_bound_that_does_not_depend_on_the_division(num_chars: int) -> None:
+    text = f"{CALL}{'x' * num_chars}{SEP}{{}}{CALL_END}"
+    whole = parse(V3_1, [text])
+    assert whole == parse(V3_1, list(text))
+    assert bool(whole.calls) == (num_chars <= MAX_HEADER_CHARS)
+
+
+@given(st.lists(st.text("<a>b", max_size=6), max_size=8))
+@settings(deadline=None)
+def test_the_scanner_loses_nothing_and_holds_back_only_what_may_become_a_tag(pieces: list[str]) -> None:
+    scanner = TagScanner(["<a>", "<bb>"])
+    so_far, seen = "", ""
+    for piece in pieces:
+        so_far += piece
+        seen += "".join(item.text for item in scanner.push(piece))
+        assert so_far.startswith(seen)
+        assert so_far[len(seen) :] in ("", "<", "<a", "<b", "<bb")
+    assert seen + "".join(item.text for item in scanner.finish()) == so_far

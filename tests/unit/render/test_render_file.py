@@ -1,0 +1,152 @@
+"""Files of requests: rendered as transformers does, read back, compared."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+from triptych.v1 import scheduler_pb2, types_pb2
+
+from services.render.config import RenderConfig
+from services.render.loading import load_renderer
+from services.render.render_diff import first_difference
+from services.render.render_file import read_lines, render_lines, to_line
+from services.render.renderer import Renderer
+from shared.config import ConfigError
+from tests.support.render_models import DEMO_MODEL, SPECIAL_TOKENS, TEMPLATES, make_folder
+
+CALL = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+CONVERSATION = [
+    {"role": "system", "content": "Be 你."},
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "rain", "tool_call_id": "functions.f:0"},
+    {"role": "assistant", "content": "Rain."},
+    {"role": "user", "content": "And tomorrow?"},
+]
+Request = scheduler_pb2.GenerateRequest
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    """Of the embedded model."""
+    return load_renderer(RenderConfig(model=DEMO_MODEL)).renderer
+
+
+def decode(token_ids: Any) -> str:
+    return "".join(chr(96 + each) for each in token_ids)
+
+
+@pytest.mark.parametrize("style", ["deepseek_v3", "deepseek_v3_1", "kimi_k2"])
+def test_a_file_s_tokens_are_those_of_transformers(style: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, tokenizer_config={"chat_template": TEMPLATES[style]})
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(DEMO_MODEL / "tokenizer.json"), **SPECIAL_TOKENS)
+    expected = theirs.apply_chat_template(
+        CONVERSATION, tools=[TOOL], chat_template=TEMPLATES[style], add_generation_prompt=True, tokenize=True,
+        return_dict=False,
+    )  # fmt: skip
+    line = json.dumps({"messages": CONVERSATION, "tools": [TOOL]}).encode()
+    [rendered] = render_lines(load_renderer(RenderConfig(model=folder)).renderer, [line], "x")
+    assert json.loads(rendered)["prompt_token_ids"] == expected
+
+
+def test_lines_are_read_back_as_they_were_rendered(renderer: Renderer) -> None:
+    lines = [
+        b'{"messages": [{"role": "user", "content": "hi"}], "seed": 0, "temperature": 0}\n',
+        b"\n",
+        b'{"messages": [{"role": "user", "content": "ho"}], "logit_bias": {"5": 1, "12": 2}}',
+    ]
+    rendered = list(render_lines(renderer, lines, "x"))
+    assert len(rendered) == 2
+    assert rendered == [to_line(each) for each in read_lines((line.encode() for line in rendered), "x")]
+    first = json.loads(rendered[0])
+    assert first["sampling_params"] == {"seed": "0", "temperature": 0.0}, "zero is not unset"
+    assert "\n" not in rendered[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"messages": [], "foo": 1}', "x, line 3: the key 'foo' is not known here"),
+        (b'{"messages": []}', "x, line 3: messages is empty; allowed: at least one message"),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', "x, line 3: not UTF-8"),
+        (b"{", "x, line 3: not valid JSON"),
+        (
+            b'{"messages": [{"role": "user", "content": "hi"}], "top_p": 2}',
+            "x, line 3: sampling_params.top_p is 2",
+        ),
+    ],
+)
+def test_an_error_names_file_line_and_key(renderer: Renderer, line: bytes, message: str) -> None:
+    good = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    rendered = render_lines(renderer, [good, b" \n", line], "x")
+    assert next(rendered)
+    with pytest.raises(ConfigError) as caught:
+        next(rendered)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"prompt": 1}', b"\xff"])
+def test_a_file_that_was_not_rendered_is_refused(line: bytes) -> None:
+    with pytest.raises(ConfigError, match="y, line 1: not a GenerateRequest"):
+        list(read_lines([line], "y"))
+
+
+def request(*token_ids: int, **params: Any) -> scheduler_pb2.GenerateRequest:
+    return Request(prompt_token_ids=token_ids, sampling_params=types_pb2.SamplingParams(**params))
+
+
+def test_equal_files_have_no_difference() -> None:
+    assert first_difference([request(1), request(2)], [request(1), request(2)], decode) == []
+    assert first_difference([], [], None) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([request(1)], [], ["the first file has a request 1, the second one ends before it"]),
+        ([], [request(1)], ["the second file has a request 1, the first one ends before it"]),
+        (
+            [request(1), request(1, 2, 3, 4)],
+            [request(1), request(1, 2, 5)],
+            [
+                "request 2 differs in its prompt from token 2 on (4 and 3 tokens)",
+                "  both     1 2",
+                "  first    3 4",
+                "  second   5",
+            ],
+        ),
+        (
+            [request(1, temperature=0)],
+            [request(1)],
+            ["request 1 differs in sampling_params.temperature: 0.0 and unset"],
+        ),
+        ([Request(model="a")], [Request(model="b")], ["request 1 differs in model: a and b"]),
+        ([request(1, 2)], [request(1)], [
+            "request 1 differs in its prompt from token 1 on (2 and 1 tokens)",
+            "  both     1",
+            "  first    2",
+            "  second   ",
+        ]),
+    ],
+)  # fmt: skip
+def test_the_first_difference_is_shown(first: Any, second: Any, expected: list[str]) -> None:
+    assert first_difference(first, second, None) == expected
+
+
+def test_with_a_tokenizer_a_difference_is_shown_as_text_too() -> None:
+    shown: Callable[[int], list[str]] = lambda last: first_difference(  # noqa: E731
+        [request(*range(1, 25), 25)], [request(*range(1, 12), last, 13)], decode
+    )
+    assert shown(26) == [
+        "request 1 differs in its prompt from token 11 on (25 and 13 tokens)",
+        "  both     'defghijk'",
+        "           4='d' 5='e' 6='f' 7='g' 8='h' 9='i' 10='j' 11='k'",
+        "  first    'lmnopqrstuvw' …",
+        "           12='l' 13='m' 14='n' 15='o' 16='p' 17='q' 18='r' 19='s' 20='t' 21='u' 22='v' 23='w' …",
+        "  second   'zm'",
+        "           26='z' 13='m'",
+    ]

