@@ -28,7 +28,7 @@ class Reference:
     fingerprint: str
     # The file's section `decoder`; empty if it has none.
     decoder: dict[str, Any]
-    # Of each text: without and with what the tokenizer adds to a plain prompt, and with control tokens as text.
+    # Of each text: without what the tokenizer adds to a plain prompt, with it, and control tokens as text.
     ids: list[list[int]]
     ids_with_added: list[list[int]]
     ids_as_text: list[list[int]]

@@ -98,8 +98,8 @@ def _weights(
     files: dict[Path, list[str]], config: ModelConfig, fingerprint: ModelFingerprint
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, dequantised if it is in FP8; all that is read enters the fingerprint."""
-    # A weight's scale may lie in another shard. All scales together are small.
-    scales = dict(_tensors(files, are_scales=True))
+    # A weight's scale may lie in another shard. All scales together are small; a copy lets go of its file.
+    scales = {name: scale.clone() for name, scale in _tensors(files, are_scales=True)}
     for name, scale in scales.items():
         fingerprint.add(name, scale)
     for name, tensor in _tensors(files, are_scales=False):

@@ -5,7 +5,7 @@ A task is named by what it asks and, where that has a size, the size:
 | task | N | the last message of the chat asks for |
 | --- | --- | --- |
 | recall_N | 1 to 12 | one of N facts told before, a turn each, with tasks and small talk between |
-| recall_N_long | 1 to 12 | the same, filled with such turns to about 850 tokens (700 to 1,024) |
+| recall_N_long | 1 to 12 | the same, filled with such turns to about 850 tokens (700 to 1,040) |
 | unknown, unknown_N | 0 to 12 | a fact that was not told, after N others; without N, after 0 to 8 |
 | copy_N | 1 to 14 | N different words, said again |
 | copy_N_repeats | 3 to 14 | N words of which some occur more than once, said again |

@@ -67,12 +67,12 @@ class _Combine(torch.autograd.Function):
 
 
 def _dispatch(hidden: Tensor, pair_token: Tensor, pair_rank: Tensor) -> Tensor:
-    pairs: Tensor = _Dispatch.apply(hidden, pair_token, pair_rank)  # type: ignore[no-untyped-call]
+    pairs: Tensor = _Dispatch.apply(hidden, pair_token, pair_rank)
     return pairs
 
 
 def _combine(pairs: Tensor, pair_token: Tensor, pair_rank: Tensor, top_k: int) -> Tensor:
-    hidden: Tensor = _Combine.apply(pairs, pair_token, pair_rank, top_k)  # type: ignore[no-untyped-call]
+    hidden: Tensor = _Combine.apply(pairs, pair_token, pair_rank, top_k)
     return hidden
 
 

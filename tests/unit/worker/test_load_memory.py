@@ -15,13 +15,13 @@ from tests.unit.worker.zero_checkpoint import write_zeros
 
 MIB = 2**20
 # Beside weights and shard: the tensor in hand, buffers of the allocator, pages of code that run for once.
-SLACK_MIB = 32
-# 27 M parameters.
+SLACK_MIB = 48
+# 62 M parameters.
 CONFIG = {
     "hidden_size": 512,
     "intermediate_size": 2048,
-    "num_hidden_layers": 8,
-    "first_k_dense_replace": 8,
+    "num_hidden_layers": 20,
+    "first_k_dense_replace": 20,
     "vocab_size": 4000,
 }
 
