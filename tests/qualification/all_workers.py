@@ -10,6 +10,8 @@ from pathlib import Path
 
 from services.worker import serve
 from services.worker.config import WorkerConfig
+from shared.config import LogLevel
+from shared.log import configure_logging
 from shared.wire import Address
 
 NUM_BLOCKS = 600
@@ -26,12 +28,12 @@ def config_of(folder: str, port: str) -> WorkerConfig:
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK_SIZE,
         threads=1,
-        log_level="warning",
     )
 
 
 async def main(arguments: list[str]) -> None:
     """Until it is killed."""
+    configure_logging("worker", LogLevel.WARNING)
     configs = [config_of(*argument.rsplit("=", 1)) for argument in arguments]
     await asyncio.gather(*(serve._serve(config) for config in configs))
 

@@ -23,10 +23,12 @@ COPIED = ("services", "shared", "protos", "tests", "pyproject.toml")
 # Those that catch most come first, since a mutant's run ends at its first failure.
 TESTS = (
     "tests/qualification/test_checkpoints.py",
+    "tests/qualification/test_fp8.py",
+    "tests/unit/worker/test_sampler.py",
+    "tests/unit/worker/test_model_runner.py",
+    "tests/qualification/test_attention.py",
     "tests/qualification/test_histories.py",
     "tests/unit/worker",
-    "tests/qualification/test_fp8.py",
-    "tests/qualification/test_attention.py",
 )
 # pytest's exit code when tests ran and some failed; any other is a mutation that proves nothing.
 TESTS_FAILED = 1
@@ -69,7 +71,7 @@ def run_tests(tree: Path, mutation: Mutation | None) -> tuple[str | None, float]
             return f"no test, but they end no more within {LIMIT_SECONDS:.0f} s", perf_counter() - started
     if result.returncode == 0:
         return None, perf_counter() - started
-    failed = re.search(r"^FAILED \S*/(\S+?::[^\s\[]+)", result.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) \S*/(\S+?::[^\s\[]+)", result.stdout, re.MULTILINE)
     if result.returncode != TESTS_FAILED or failed is None:
         raise RuntimeError(
             f"{mutation}: the tests did not run:\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
