@@ -16,13 +16,14 @@ def tune_process() -> None:
 
 
 def bound_spinning() -> None:
-    """A thread of torch's that waits for the others spins for milliseconds by default.
+    """A thread of torch's that waits for the others spins for many milliseconds by default.
 
     With a core that anybody else uses too (another service, a neighbour), that takes the time which the
-    thread waited for needs: a decode of the embedded model takes 740 ms then, and 6 ms with spinning bounded
-    (two threads, two busy cores). libgomp reads the variable when it is loaded.
+    thread waited for needs: a decode of the embedded model takes 740 ms then, and about 10 ms with spinning
+    bounded. Bounded too tightly, threads on idle cores fall asleep within a pass (tests/bench/LOG.md).
+    libgomp reads the variable when it is loaded.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 
 def keep_freed_memory() -> None:
