@@ -19,7 +19,7 @@ TASKS = (
     "last_word",
     *(f"unknown_{size}" for size in (0, 1, 2, 4, 8)),
 )
-PER_TASK = 100
+PER_TASK = 50
 AT_ONCE = 32
 
 
