@@ -18,7 +18,8 @@ def generate() -> None:
     from grpc_tools import protoc  # only needed, and only installed, where the code is generated
 
     scripts = sysconfig.get_path("scripts")
-    plugins = {name: shutil.which(name, path=scripts) or shutil.which(name) for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")}
+    names = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+    plugins = {name: shutil.which(name, path=scripts) or shutil.which(name) for name in names}
     missing = [name for name, path in plugins.items() if path is None]
     if missing:
         raise SystemExit(f"protos/generate.py: {', '.join(missing)} not found: install mypy-protobuf")
@@ -49,4 +50,5 @@ class BuildPy(build_py):
 
 if __name__ == "__main__":
     generate()
-    print(f"generated {len(list((PROTOS / 'triptych' / 'v1').glob('*_pb2*.py')))} files in {PROTOS / 'triptych' / 'v1'}", file=sys.stderr)
+    folder = PROTOS / "triptych" / "v1"
+    print(f"generated {len(list(folder.glob('*_pb2*.py')))} files in {folder}", file=sys.stderr)
