@@ -1,1 +1,1 @@
-"""The contract. Generated from the .proto files here by `make protos`; the generated files are not committed."""
+"""The contract. `make protos` generates Python from the .proto files here; it is not committed."""
