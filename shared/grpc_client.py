@@ -19,16 +19,21 @@ from shared.wire import CLIENT_OPTIONS, Address
 
 def create_channel(address: Address, tls: TlsConfig) -> grpc.aio.Channel:
     """A channel that connects when first used and reconnects by itself."""
+    credentials = channel_credentials(tls)
+    if credentials is None:
+        return ObservedChannel(grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS))
+    return ObservedChannel(grpc.aio.secure_channel(str(address), credentials, options=CLIENT_OPTIONS))
+
+
+def channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials | None:
+    """What a caller trusts and shows; None for plain text."""
     if tls.tls_ca is None:
-        channel = grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS)
-    else:
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=tls.tls_ca.read_bytes(),
-            private_key=tls.tls_key.read_bytes() if tls.tls_key else None,
-            certificate_chain=tls.tls_cert.read_bytes() if tls.tls_cert else None,
-        )
-        channel = grpc.aio.secure_channel(str(address), credentials, options=CLIENT_OPTIONS)
-    return ObservedChannel(channel)
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=tls.tls_ca.read_bytes(),
+        private_key=tls.tls_key.read_bytes() if tls.tls_key else None,
+        certificate_chain=tls.tls_cert.read_bytes() if tls.tls_cert else None,
+    )
 
 
 class ObservedChannel(grpc.aio.Channel):

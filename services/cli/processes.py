@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shared.config import ENV_PREFIX, TlsConfig
+from shared.grpc_client import channel_credentials
 from shared.wire import CLIENT_OPTIONS, Address
 
 _KILL_AFTER_DRAIN_SECONDS = 5.0
@@ -66,15 +67,10 @@ class ServiceProcess:
 
 def check_ready(service: ServiceProcess, tls: TlsConfig) -> bool:
     """Asks its health service; False as long as it does not answer."""
-    if tls.tls_ca is None:
+    credentials = channel_credentials(tls)
+    if credentials is None:
         channel = grpc.insecure_channel(str(service.address), options=CLIENT_OPTIONS)
     else:
-        certificate = (
-            (tls.tls_cert.read_bytes(), tls.tls_key.read_bytes())
-            if tls.tls_cert and tls.tls_key
-            else (None, None)
-        )
-        credentials = grpc.ssl_channel_credentials(tls.tls_ca.read_bytes(), certificate[1], certificate[0])
         channel = grpc.secure_channel(str(service.address), credentials, options=CLIENT_OPTIONS)
     with channel:
         request = health_pb2.HealthCheckRequest(service=service.readiness)
