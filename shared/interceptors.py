@@ -6,12 +6,11 @@ with its request id.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
@@ -22,6 +21,7 @@ from shared.request_context import enter_call, request_id
 from shared.wire import MAX_MESSAGE_BYTES
 
 ServicerContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its stubs only
 
 _STANDARD_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 
@@ -67,91 +67,145 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, drain: DrainState) -> None:
         self._drain = drain
+        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Replaces the handler by one that does the same inside `_call`."""
-        handler = await continuation(handler_call_details)
+        """Replaces the handler by one that does the same inside a `_Call`."""
         method = handler_call_details.method
+        if (wrapped := self._wrapped.get(method)) is not None:
+            return wrapped
+        handler = await continuation(handler_call_details)
         if handler is None or method.startswith(_STANDARD_SERVICES):
             return handler
-        metadata = handler_call_details.invocation_metadata
-        decode, encode = _decoder(handler, method), _encoder(handler, method)
+        # Only methods that exist get here: no caller makes this grow.
+        wrapped = self._wrapped[method] = _wrap(handler, _Method(method, handler), self._drain)
+        return wrapped
 
-        # gRPC hands over bytes and takes bytes: what cannot be decoded, or is too large to send, is an error
-        # of the call like any other.
-        async def serve_stream(request: Any, context: ServicerContext) -> AsyncIterator[bytes]:
-            behavior = handler.stream_stream or handler.unary_stream
-            async with self._call(method, metadata, context):
-                message = _decoded(request, decode) if handler.request_streaming else decode(request)
-                async with aclosing(behavior(message, context)) as events:
-                    async for event in events:
-                        yield encode(event)
 
-        async def serve_one(request: Any, context: ServicerContext) -> bytes:
-            behavior = handler.stream_unary or handler.unary_unary
-            async with self._call(method, metadata, context):
-                message = _decoded(request, decode) if handler.request_streaming else decode(request)
-                return encode(await behavior(message, context))
+class _Method:
+    """One method's messages and metrics."""
 
-        if handler.response_streaming:
-            make: Any = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            return make(serve_stream)
-        make = (
-            grpc.stream_unary_rpc_method_handler
-            if handler.request_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        return make(serve_one)
+    def __init__(self, name: str, handler: Any) -> None:
+        self.name = name
+        self.in_flight = metrics.SERVER_IN_FLIGHT.labels(name)
+        self.latency = metrics.SERVER_LATENCY.labels(name)
+        self._received = metrics.SERVER_RECEIVED.labels(name)
+        self._sent = metrics.SERVER_SENT.labels(name)
+        self._parse = handler.request_deserializer
+        self._serialize = handler.response_serializer
 
-    @asynccontextmanager
-    async def _call(self, method: str, metadata: Any, context: ServicerContext) -> AsyncIterator[None]:
-        """Around one call: its context, its place in the drain, its count, its errors."""
-        structlog.contextvars.clear_contextvars()
-        enter_call(metadata or ())
-        start = perf_counter()
-        code = grpc.StatusCode.OK
-        task = asyncio.current_task()
-        async with AsyncExitStack() as stack:
-            if task is not None:
-                self._drain.calls.add(task)
-                stack.callback(self._drain.calls.discard, task)
-            in_flight = metrics.SERVER_IN_FLIGHT.labels(method)
-            in_flight.inc()
-            stack.callback(in_flight.dec)
-            try:
-                self._drain.check()
-                yield
-            except ServiceError as error:
-                code = error.code
-                await context.abort_with_status(rpc_status.to_status(to_status(error)))
-            except grpc.aio.AbortError:
-                code = grpc.StatusCode(_code_of(context))
-                raise
-            except asyncio.CancelledError:
-                code = grpc.StatusCode.CANCELLED
-                if not self._drain.expired:
-                    raise
-                code = grpc.StatusCode.UNAVAILABLE
-                await context.abort_with_status(rpc_status.to_status(to_status(_draining())))
-            except GeneratorExit:
-                code = grpc.StatusCode.CANCELLED
-                raise
-            except Exception as error:  # noqa: BLE001 a bug of ours must not reach the caller as it is
-                code = grpc.StatusCode.INTERNAL
-                _log.exception("bug", method=method, error=type(error).__name__)
-                await context.abort_with_status(rpc_status.to_status(to_status(_bug())))
-            finally:
-                metrics.SERVER_LATENCY.labels(method).observe(perf_counter() - start)
-                metrics.SERVER_REQUESTS.labels(method, code.name).inc()
-                _log.debug("served", method=method, code=code.name, seconds=round(perf_counter() - start, 6))
+    def decode(self, data: bytes) -> Any:
+        """The request. Raises ServiceError (MALFORMED_MESSAGE)."""
+        self._received.inc(len(data))
+        try:
+            return self._parse(data)
+        except DecodeError:
+            message = "the request's bytes are no message of this method's type"
+            raise ServiceError(Reason.MALFORMED_MESSAGE, message) from None
+
+    async def decode_all(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        """As `decode`, of a stream."""
+        async for data in requests:
+            yield self.decode(data)
+
+    def encode(self, message: Any) -> bytes:
+        """The response's bytes. Raises ServiceError (MESSAGE_TOO_LARGE)."""
+        data: bytes = self._serialize(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            text = f"the response has {len(data)} bytes; allowed: {MAX_MESSAGE_BYTES}; ask for less"
+            raise ServiceError(Reason.MESSAGE_TOO_LARGE, text)
+        self._sent.inc(len(data))
+        return data
+
+
+class _Call:
+    """One call, from its start: its context, its place in the drain, its count, its errors."""
+
+    def __init__(self, method: _Method, drain: DrainState, context: ServicerContext) -> None:
+        enter_call(context.invocation_metadata() or ())
+        self._method = method
+        self._drain = drain
+        self._context = context
+        self._code = grpc.StatusCode.OK
+        self._start = perf_counter()
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            drain.calls.add(self._task)
+        method.in_flight.inc()
+
+    async def fail(self, error: BaseException) -> None:
+        """Aborts with the error's status; returns for what gRPC itself has to see."""
+        if isinstance(error, ServiceError):
+            await self._abort(error)
+        elif isinstance(error, grpc.aio.AbortError):
+            self._code = grpc.StatusCode(_code_of(self._context))
+        elif isinstance(error, asyncio.CancelledError) and self._drain.expired:
+            await self._abort(_draining())
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._code = grpc.StatusCode.CANCELLED
+        else:  # a bug of ours must not reach the caller as it is
+            _log.exception("bug", method=self._method.name, error=type(error).__name__)
+            await self._abort(_bug())
+
+    def end(self) -> None:
+        """After the last message, or the error."""
+        name, seconds = self._method.name, perf_counter() - self._start
+        self._method.latency.observe(seconds)
+        metrics.SERVER_REQUESTS.labels(name, self._code.name).inc()
+        _log.debug("served", method=name, code=self._code.name, seconds=round(seconds, 6))
+        self._method.in_flight.dec()
+        if self._task is not None:
+            self._drain.calls.discard(self._task)
+
+    async def _abort(self, error: ServiceError) -> NoReturn:
+        self._code = error.code
+        await self._context.abort_with_status(rpc_status.to_status(to_status(error)))
+        raise AssertionError("abort_with_status raises")
+
+
+def _wrap(handler: Any, method: _Method, drain: DrainState) -> Handler:
+    # gRPC hands over bytes and takes bytes: what cannot be decoded, or is too large to send, is an error of
+    # the call like any other.
+    decode = method.decode_all if handler.request_streaming else method.decode
+    behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+
+    async def serve_stream(request: Any, context: ServicerContext) -> AsyncIterator[bytes]:
+        call = _Call(method, drain, context)
+        try:
+            drain.check()
+            async with aclosing(behavior(decode(request), context)) as events:
+                async for event in events:
+                    yield method.encode(event)
+        except BaseException as error:
+            await call.fail(error)
+            raise
+        finally:
+            call.end()
+
+    async def serve_one(request: Any, context: ServicerContext) -> bytes:
+        call = _Call(method, drain, context)
+        try:
+            drain.check()
+            return method.encode(await behavior(decode(request), context))
+        except BaseException as error:
+            await call.fail(error)
+            raise
+        finally:
+            call.end()
+
+    make: Any = {
+        (False, False): (grpc.unary_unary_rpc_method_handler, serve_one),
+        (False, True): (grpc.unary_stream_rpc_method_handler, serve_stream),
+        (True, False): (grpc.stream_unary_rpc_method_handler, serve_one),
+        (True, True): (grpc.stream_stream_rpc_method_handler, serve_stream),
+    }
+    make_handler, serve = make[handler.request_streaming, handler.response_streaming]
+    wrapped: Handler = make_handler(serve)
+    return wrapped
 
 
 def _draining() -> ServiceError:
@@ -167,36 +221,3 @@ def _code_of(context: ServicerContext) -> Any:
     code: Any = context.code()
     by_number = {each.value[0]: each for each in grpc.StatusCode}
     return by_number[code] if isinstance(code, int) else code or grpc.StatusCode.UNKNOWN
-
-
-async def _decoded(requests: AsyncIterator[bytes], decode: Callable[[bytes], Any]) -> AsyncIterator[Any]:
-    async for data in requests:
-        yield decode(data)
-
-
-def _decoder(handler: Any, method: str) -> Callable[[bytes], Any]:
-    received = metrics.SERVER_RECEIVED.labels(method)
-
-    def decode(data: bytes) -> Any:
-        received.inc(len(data))
-        try:
-            return handler.request_deserializer(data)
-        except DecodeError:
-            message = "the request's bytes are no message of this method's type"
-            raise ServiceError(Reason.MALFORMED_MESSAGE, message) from None
-
-    return decode
-
-
-def _encoder(handler: Any, method: str) -> Callable[[Any], bytes]:
-    sent = metrics.SERVER_SENT.labels(method)
-
-    def encode(message: Any) -> bytes:
-        data: bytes = handler.response_serializer(message)
-        if len(data) > MAX_MESSAGE_BYTES:
-            text = f"the response has {len(data)} bytes; allowed: {MAX_MESSAGE_BYTES}; ask for less"
-            raise ServiceError(Reason.MESSAGE_TOO_LARGE, text)
-        sent.inc(len(data))
-        return data
-
-    return encode

@@ -1,6 +1,6 @@
 """Logs: one JSON object a line, or plain lines on a terminal. Prompt and output text are never logged.
 
-Request id and trace are bound per call by the server interceptor, so each line carries them.
+Lines of a call carry its request id and trace.
 """
 
 import logging
@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from shared.config import LogLevel
+from shared.request_context import log_fields
 
 
 def configure_logging(service: str, level: LogLevel) -> None:
@@ -21,7 +22,7 @@ def configure_logging(service: str, level: LogLevel) -> None:
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     processors: list[Any] = [
-        structlog.contextvars.merge_contextvars,
+        _add_call,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
         _add_service(service),
@@ -50,6 +51,10 @@ def _configure_libraries(processors: list[Any], renderer: Any) -> None:
 def get_logger() -> Any:
     """A logger; its output format is decided when it is first used."""
     return structlog.get_logger()
+
+
+def _add_call(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    return {**log_fields(), **event}
 
 
 def _add_service(service: str) -> Any:

@@ -1,16 +1,13 @@
 """What travels with a call through all services: the request's id and the W3C trace context.
 
 Both arrive as metadata, live in context variables while the call is served, and leave as metadata on every
-call made meanwhile.
+call made and in every line logged meanwhile.
 """
 
 import re
 import secrets
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-
-import structlog
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
@@ -27,20 +24,19 @@ _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     """Takes over a caller's id and trace, with a span of our own; makes what is missing or malformed."""
     values = {key: value for key, value in metadata if isinstance(value, str)}
-    _request_id.set("")
-    set_request_id(values.get(REQUEST_ID_KEY, ""))
+    known = values.get(REQUEST_ID_KEY, "")
+    # One draw for all that may have to be made: each is a call to the kernel.
+    made = secrets.token_hex(40)
+    _request_id.set(known if _REQUEST_ID.fullmatch(known) else made[:32])
     match = _TRACEPARENT.fullmatch(values.get(TRACEPARENT_KEY, ""))
-    trace_id, flags = (match[1], match[3]) if match else (secrets.token_hex(16), "00")
-    span_id = secrets.token_hex(8)
-    _traceparent.set(f"00-{trace_id}-{span_id}-{flags}")
-    structlog.contextvars.bind_contextvars(trace_id=trace_id, span_id=span_id)
+    trace_id, flags = (match[1], match[3]) if match else (made[32:64], "00")
+    _traceparent.set(f"00-{trace_id}-{made[64:]}-{flags}")
 
 
 def set_request_id(request_id: str) -> None:
     """Names the request from here on: the message's own id, where it has one, wins over the metadata's."""
-    known = request_id if _REQUEST_ID.fullmatch(request_id) else ""
-    _request_id.set(known or _request_id.get() or uuid.uuid4().hex)
-    structlog.contextvars.bind_contextvars(request_id=_request_id.get())
+    if _REQUEST_ID.fullmatch(request_id):
+        _request_id.set(request_id)
 
 
 def request_id() -> str:
@@ -52,3 +48,11 @@ def outgoing_metadata() -> Sequence[tuple[str, str]]:
     """What a call made now passes on."""
     pairs = ((REQUEST_ID_KEY, _request_id.get()), (TRACEPARENT_KEY, _traceparent.get()))
     return [(key, value) for key, value in pairs if value]
+
+
+def log_fields() -> Mapping[str, str]:
+    """What a line logged now says of the call; nothing outside one."""
+    if not (traceparent := _traceparent.get()):
+        return {}
+    _, trace_id, span_id, _ = traceparent.split("-")
+    return {"request_id": _request_id.get(), "trace_id": trace_id, "span_id": span_id}

@@ -12,6 +12,7 @@ from services.render.conversation import Conversation
 from services.render.model_folder import DEFAULT_TEMPLATE, SPECIAL_TOKEN_NAMES
 from services.render.own_text import OwnText
 from services.render.template_environment import CompiledTemplate, TemplateEnvironment
+from services.render.time_limit import time_limit
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range
 
@@ -120,7 +121,7 @@ class ChatTemplate:
         pieces: list[str] = []
         num_chars = 0
         try:
-            with self._environment.time_limit(self._max_seconds):
+            with time_limit(self._max_seconds, jinja2.TemplateError("the template ran for too long")):
                 for piece in compiled.template.generate(variables):
                     num_chars += len(piece)
                     if num_chars > self._max_chars:

@@ -8,19 +8,16 @@ whatever content stands beside it. What forgets marks makes text of a token, nev
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
+
+from services.render.text_finder import Span, TextFinder, first_span
 
 # The marks are the private-use characters up to here: of all of them the least likely in a text.
 _LAST_MARK = 0x10FFFD
-_NEVER = r"(?!)"
-# Characters searched at a time: a few milliseconds.
-_WINDOW = 128 * 1024
-# How far a match may reach out of its window: no token is longer, nor what a template writes in one go.
-_MARGIN = 16 * 1024
-
-Span: TypeAlias = tuple[int, int]
+# Where a mark's UTF-8 begins, and that of no character outside its plane, which is all private use.
+_FIRST_BYTE_OF_MARKS = b"\xf4"
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,9 @@ class ControlTokens:
         first = _LAST_MARK + 1 - len(alphabet)
         self._char_to_mark = {ord(char): chr(first + index) for index, char in enumerate(alphabet)}
         self._mark_to_char = {ord(mark): chr(char) for char, mark in self._char_to_mark.items()}
-        self._marks = re.compile(f"[{chr(first)}-{chr(_LAST_MARK)}]+" if alphabet else _NEVER)
-        self._token = re.compile(_longest_of(self._tokens))
+        self._marks = re.compile(f"[{chr(first)}-{chr(_LAST_MARK)}]+" if alphabet else "(?!)")
+        self._finder = TextFinder(self._tokens)
+        self._marked_finder = TextFinder(map(self.mark, self._tokens))
         self._sorted = sorted(self._tokens)
         self._sorted_backwards = sorted(token[::-1] for token in self._tokens)
 
@@ -75,11 +73,13 @@ class ControlTokens:
 
     def has_marks(self, text: str) -> bool:
         """Whether a text, which is not ours, holds a character that we use as a mark."""
-        return not text.isascii() and any(True for _ in _spans(self._marks, text))
+        if text.isascii() or _FIRST_BYTE_OF_MARKS not in text.encode(errors="surrogatepass"):
+            return False
+        return first_span(self._marks, text) is not None
 
     def is_open(self, text: str) -> bool:
         """Whether a text ends or begins inside a token, which its neighbour may complete."""
-        return self._open_ends(self._token.sub("\n", text)) != (0, 0)
+        return self._open_ends(self._finder.replace(text, lambda _: "\n")) != (0, 0)
 
     def mark(self, text: str) -> str:
         """The text with all characters that tokens consist of in disguise."""
@@ -87,13 +87,15 @@ class ControlTokens:
 
     def mark_tokens(self, text: str) -> str:
         """The text with the tokens in it, and what may be half of one at its ends, in disguise."""
-        text = self._token.sub(lambda match: self.mark(match[0]), text)
+        text = self._finder.replace(text, self.mark)
         at_start, at_end = self._open_ends(text)
         end = len(text) - at_end
         return self.mark(text[:at_start]) + text[at_start:end] + self.mark(text[end:])
 
     def unmark(self, text: str) -> str:
         """The text without disguise."""
+        if not self.has_marks(text):
+            return text
         return self._marks.sub(lambda match: match[0].translate(self._mark_to_char), text)
 
     def cut(self, marked: str) -> Prompt:
@@ -103,13 +105,12 @@ class ControlTokens:
         parts: list[str] = []
         own: list[Span] = []
         end = 0
-        for start, stop in _spans(self._marks, marked):
-            text = marked[start:stop].translate(self._mark_to_char)
-            parts += (marked[end:start], text)
-            own += [(start + token.start(), start + token.end()) for token in self._token.finditer(text)]
+        for start, stop in self._marked_finder.spans(marked):
+            parts += (self.unmark(marked[end:start]), marked[start:stop].translate(self._mark_to_char))
+            own.append((start, stop))
             end = stop
-        text = "".join([*parts, marked[end:]])
-        if list(_spans(self._token, text)) == own:
+        text = "".join([*parts, self.unmark(marked[end:])])
+        if list(self._finder.spans(text)) == own:
             # The tokenizer will find these and no others.
             return Prompt(text, [Piece(text, True)])
         return Prompt(text, self._pieces(text, own))
@@ -134,19 +135,6 @@ class ControlTokens:
         return [piece for piece in pieces if piece.text]
 
 
-def _spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:
-    """Where a pattern matches, window by window, since a search keeps Python's global lock."""
-    position = 0
-    while position < len(text):
-        end = position + _WINDOW
-        for match in pattern.finditer(text, position, end + _MARGIN):
-            if match.start() >= end:
-                break
-            yield match.span()
-            end = max(end, match.end())
-        position = end
-
-
 def _overlap(text: str, tokens: Sequence[str]) -> int:
     """How many characters at the text's end begin one of the tokens, which are sorted."""
     for size in range(min(len(text), max(map(len, tokens), default=0)), 0, -1):
@@ -155,22 +143,3 @@ def _overlap(text: str, tokens: Sequence[str]) -> int:
         if index < len(tokens) and tokens[index].startswith(end):
             return size
     return 0
-
-
-def _longest_of(texts: Iterable[str]) -> str:
-    """A pattern of any of these texts, the longest that fits, as a tree: a plain alternation of a thousand
-    texts tries each of them at each place."""
-    tree: dict[str, Any] = {}
-    for text in texts:
-        branch = tree
-        for char in text:
-            branch = branch.setdefault(char, {})
-        branch[""] = {}
-    return _branch_pattern(tree) if tree else _NEVER
-
-
-def _branch_pattern(tree: dict[str, Any]) -> str:
-    branches = [re.escape(char) + _branch_pattern(branch) for char, branch in tree.items() if char]
-    if not branches:
-        return ""
-    return f"(?:{'|'.join(branches)}){'?' if '' in tree else ''}"

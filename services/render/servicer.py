@@ -74,7 +74,7 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
             if derenderer is None and kind == "params":
                 derenderer = self._open(request.params)
             elif derenderer is not None and kind == "event":
-                events = await self._pool.run_step(request.ByteSize(), derenderer.push, request.event)
+                events = await self._pool.run(request.ByteSize(), derenderer.push, request.event)
                 for event in events:
                     yield render_pb2.DerenderResponse(event=event)
             else:

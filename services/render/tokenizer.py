@@ -5,7 +5,6 @@ tokenizer_config.json often names a class that the file is not; loading through 
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from services.render.control_tokens import ControlTokens, Piece
@@ -29,9 +28,7 @@ class Tokenizer:
     def __init__(self, file: Path, name: TokenizerName = TokenizerName.AUTO) -> None:
         """file: a folder's tokenizer.json. Raises ConfigError if it cannot be read, or does not give back the
         text that it is given."""
-        # A library keeps 16 MB for each thread that has used it: this one's go with it.
-        with ThreadPoolExecutor(1) as passing:
-            loaded = passing.submit(_load, file, name).result()
+        loaded = _load(file, name)
         _give_back_memory()
         self._library = loaded.library
         # Names the tokenizer to workers.

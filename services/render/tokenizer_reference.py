@@ -8,7 +8,7 @@ file of 128,000 tokens before the faster library has loaded it.
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,12 @@ class ReferenceProcess:
         return Reference(**answer)
 
 
-def answer(file: Path, texts: Sequence[str]) -> Reference:
-    """The answers, from this process. file: a folder's tokenizer.json. Raises ValueError if it cannot be
-    loaded."""
+def answer(file: Path, read_texts: Callable[[], Sequence[str]]) -> Reference:
+    """The answers, from this process. file: a folder's tokenizer.json. read_texts: called last, since it may
+    have to wait. Raises ValueError if the file cannot be loaded."""
     library = TokenizersLibrary(file)
-    ids, ids_with_added, ids_as_text = encodings(library, texts)
     fingerprint = tokenizer_fingerprint(file.parent)
+    ids, ids_with_added, ids_as_text = encodings(library, read_texts())
     return Reference(fingerprint, library.decoder, ids, ids_with_added, ids_as_text)
 
 
@@ -75,7 +75,7 @@ def encodings(library: TokenizerLibrary, texts: Sequence[str]) -> tuple[list[lis
 
 def _main(file: str) -> None:
     try:
-        result: dict[str, Any] = asdict(answer(Path(file), json.load(sys.stdin)))
+        result: dict[str, Any] = asdict(answer(Path(file), lambda: json.load(sys.stdin)))
     except ValueError as error:
         result = {"error": str(error)}
     json.dump(result, sys.stdout)

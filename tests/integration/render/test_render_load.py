@@ -89,3 +89,25 @@ async def test_a_message_of_5_mb_delays_neither_health_checks_nor_small_requests
                 break
     assert 0 < health_seconds < MAX_HEALTH_SECONDS
     assert 0 < small_seconds < MAX_SMALL_SECONDS
+
+
+async def test_a_template_that_loops_over_a_small_request_delays_no_health_check(tmp_path: Path) -> None:
+    loops = "{% for a in range(2000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+    source = f"{{{{ messages[0].content }}}}{{% if messages[0].content == 'loop' %}}{loops}{{% endif %}}"
+    folder = make_folder(tmp_path / "model", tokenizer_config={"chat_template": source})
+    with started("render", "--model", str(folder)) as process:
+        process.wait_until_ready()
+        async with grpc.aio.insecure_channel(str(process.address), options=CLIENT_OPTIONS) as channel:
+            stub = render_pb2_grpc.RenderServiceStub(channel)
+            health = health_pb2_grpc.HealthStub(channel)
+            for _ in range(3):
+                start = perf_counter()
+                looping = asyncio.ensure_future(stub.RenderChat(chat("loop")))
+                health_seconds = await slowest_while(
+                    looping, lambda: health.Check(health_pb2.HealthCheckRequest())
+                )
+                assert (await looping).generate_request.prompt_token_ids
+                assert perf_counter() - start > MAX_HEALTH_SECONDS  # it was long enough to show
+                if health_seconds < MAX_HEALTH_SECONDS:
+                    break
+    assert 0 < health_seconds < MAX_HEALTH_SECONDS

@@ -1,12 +1,14 @@
-"""Threads: the small is not kept waiting by the large."""
+"""Where work runs: the small is not kept waiting by the large, and nothing long keeps the event loop."""
 
 import asyncio
 import threading
 from collections.abc import Iterator
+from time import monotonic
 
 import pytest
 
 from services.render.compute_pool import ComputePool
+from services.render.time_limit import check_clock
 
 LARGE = 1_000_000
 
@@ -18,7 +20,7 @@ def pool() -> Iterator[ComputePool]:
     pool.close()
 
 
-async def test_large_work_on_every_thread_leaves_small_work_its_own(pool: ComputePool) -> None:
+async def test_large_work_on_every_thread_does_not_delay_small_work(pool: ComputePool) -> None:
     release = threading.Event()
     large = [asyncio.ensure_future(pool.run(LARGE, release.wait, 10)) for _ in range(5)]
     await asyncio.sleep(0.01)  # they are all submitted now
@@ -29,15 +31,38 @@ async def test_large_work_on_every_thread_leaves_small_work_its_own(pool: Comput
     assert all(await asyncio.gather(*large))
 
 
-async def test_a_small_step_runs_at_once_and_a_large_one_on_a_thread(pool: ComputePool) -> None:
+async def test_small_work_runs_at_once_and_large_work_on_a_thread(pool: ComputePool) -> None:
     here = threading.get_ident()
-    assert await pool.run_step(10, threading.get_ident) == here
-    assert await pool.run_step(LARGE, threading.get_ident) != here
+    assert await pool.run(10, threading.get_ident) == here
+    assert await pool.run(LARGE, threading.get_ident) != here
+
+
+async def test_small_work_that_takes_long_moves_to_a_thread(pool: ComputePool) -> None:
+    threads: list[int] = []
+
+    def loop() -> str:
+        threads.append(threading.get_ident())
+        end = monotonic() + 0.3
+        while monotonic() < end:
+            check_clock()
+        return "done"
+
+    longest = 0.0
+    work = asyncio.ensure_future(pool.run(10, loop))
+    while not work.done():
+        start = monotonic()
+        await asyncio.sleep(0.001)
+        longest = max(longest, monotonic() - start)
+    assert await work == "done"
+    here, there = threads
+    assert here == threading.get_ident() != there
+    assert longest < 0.2
 
 
 async def test_errors_come_back(pool: ComputePool) -> None:
     def fail(message: str) -> None:
         raise ValueError(message)
 
-    with pytest.raises(ValueError, match="as it is"):
-        await pool.run(10, fail, "as it is")
+    for num_bytes in (10, LARGE):
+        with pytest.raises(ValueError, match="as it is"):
+            await pool.run(num_bytes, fail, "as it is")

@@ -4,9 +4,8 @@ import re
 from contextvars import copy_context
 
 import pytest
-import structlog
 
-from shared.request_context import enter_call, outgoing_metadata, request_id, set_request_id
+from shared.request_context import enter_call, log_fields, outgoing_metadata, request_id, set_request_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
@@ -19,7 +18,7 @@ def after(*metadata: tuple[str, str | bytes], then: str = "") -> dict[str, str]:
         enter_call(metadata)
         if then:
             set_request_id(then)
-        assert structlog.contextvars.get_contextvars()["request_id"] == request_id()
+        assert log_fields()["request_id"] == request_id()
         return dict(outgoing_metadata())
 
     return copy_context().run(serve)
