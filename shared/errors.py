@@ -16,6 +16,12 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 DOMAIN = "triptych"
 DETAILS_KEY = "grpc-status-details-bin"
 
+# A call's last metadata may have 8 KiB, or the client sees another error. A message is there three times:
+# percent-encoded, where a byte may take three characters, and twice in the details, in base64.
+_MAX_MESSAGE_BYTES = 1000
+_MAX_FIELD_BYTES = 200
+_MAX_VALUE_BYTES = 80
+
 
 class Reason(StrEnum):
     """ErrorInfo.reason: stable names that callers may branch on."""
@@ -95,7 +101,10 @@ STATUS_CODE: dict[Reason, grpc.StatusCode] = {
 
 
 class ServiceError(Exception):
-    """An error that a caller sees as it is: a reason, a sentence and, where a field is at fault, its path."""
+    """An error that a caller sees as it is: a reason, a sentence and, where a field is at fault, its path.
+
+    Texts that are too long for a status are cut.
+    """
 
     def __init__(
         self,
@@ -107,23 +116,23 @@ class ServiceError(Exception):
         code: grpc.StatusCode | None = None,
         **metadata: object,
     ) -> None:
-        super().__init__(message)
+        self.message = _shorten(message, _MAX_MESSAGE_BYTES)
+        super().__init__(self.message)
         self.reason = reason
-        self.message = message
-        self.field = field
+        self.field = _shorten(field, _MAX_FIELD_BYTES)
         self.retry_after_seconds = retry_after_seconds
         # The table's status, but for one case: a session that a later one ends is ABORTED with reason FENCED.
         self.code = code or STATUS_CODE[reason]
-        self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.metadata = {key: _shorten(value, _MAX_FIELD_BYTES) for key, value in metadata.items()}
 
 
 def out_of_range(field: str, value: object, allowed: str) -> ServiceError:
     """The error for a bad parameter; names the field's path, the value and what is allowed."""
     return ServiceError(
         Reason.PARAMETER_OUT_OF_RANGE,
-        f"{field} is {_shorten(value)}; allowed: {allowed}",
+        f"{field} is {_shorten(value, _MAX_VALUE_BYTES)}; allowed: {allowed}",
         field=field,
-        value=_shorten(value),
+        value=_shorten(value, _MAX_VALUE_BYTES),
         allowed=allowed,
     )
 
@@ -157,6 +166,10 @@ def reason_in(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Re
     return None
 
 
-def _shorten(value: object, limit: int = 80) -> str:
+def _shorten(value: object, max_bytes: int) -> str:
+    """Its text, of at most so many bytes of UTF-8 and a note of what was cut."""
     text = str(value)
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+    data = text.encode(errors="replace")
+    if len(data) <= max_bytes:
+        return text
+    return f"{data[:max_bytes].decode(errors='ignore')}… ({len(text)} characters)"

@@ -71,9 +71,13 @@ WORKER_STAGE = Histogram(
 MODEL_LOAD = Gauge("triptych_model_load_seconds", "Time that loading the model took.")
 
 
-def serve_metrics(address: Address) -> None:
-    """Serves /metrics on a thread of its own. Raises ConfigError if the port is in use."""
+def serve_metrics(address: Address) -> Address:
+    """Serves /metrics on a thread of its own; returns the address, with the real port if 0 was asked for.
+
+    Raises ConfigError if the port is in use.
+    """
     try:
-        start_http_server(address.port, addr=address.host)
+        server, _ = start_http_server(address.port, addr=address.host)
     except OSError as error:
         raise ConfigError(f"--metrics-listen: cannot listen on {address}: {error.strerror}") from None
+    return address.with_port(server.server_port)

@@ -26,9 +26,6 @@ _END_MARK = "\ue0f0end\ue0f1 "
 # A role that is no more than a name is taken for the template's own text.
 _PLAIN_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-# A template's own words may repeat the content; beyond 8 KiB the status that carries them would be lost.
-_MAX_DETAIL_CHARS = 500
-
 # What a template can raise by itself; anything else is our own bug.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
@@ -150,7 +147,5 @@ class ChatTemplate:
 
 
 def _failed(detail: str, prefix: str) -> ServiceError:
-    if len(detail) > _MAX_DETAIL_CHARS:
-        detail = detail[:_MAX_DETAIL_CHARS] + "…"
     message = f"the chat template cannot render this conversation: {detail}"
     return ServiceError(Reason.TEMPLATE_FAILED, message, field=f"{prefix}messages")

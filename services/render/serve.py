@@ -44,7 +44,7 @@ async def _serve(config: RenderConfig) -> None:
     )
     _log.info("tokenizer", library=tokenizer.name, reason=tokenizer.reason)
     _log.info("parser", parser=parser, reason=parser_reason)
-    metrics.serve_metrics(config.metrics_address)
+    metrics_address = metrics.serve_metrics(config.metrics_address)
     output_texts = OutputTextFactory(tokenizer)
     pool = ComputePool()
     render_pb2_grpc.add_RenderServiceServicer_to_server(
@@ -56,7 +56,7 @@ async def _serve(config: RenderConfig) -> None:
     address = await server.start()
     await server.set_ready(RENDER_SERVICE, True)
     model_name = renderer.model.name
-    _log.info("listening", address=str(address), metrics=str(config.metrics_address), model=model_name)
+    _log.info("listening", address=str(address), metrics=str(metrics_address), model=model_name)
     if scheduler is not None:
         scheduler.start()
     await server.run_until_signal()

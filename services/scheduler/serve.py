@@ -69,9 +69,9 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[SchedulerService]:
 
 
 async def _serve(config: SchedulerConfig) -> None:
-    metrics.serve_metrics(config.metrics_address)
+    metrics_address = metrics.serve_metrics(config.metrics_address)
     async with serving(config) as service:
-        _log.info("listening", address=str(service.address), metrics=str(config.metrics_address))
+        _log.info("listening", address=str(service.address), metrics=str(metrics_address))
         for task in service.tasks:
             task.add_done_callback(_exit_on_bug)
         await service.server.run_until_signal()

@@ -46,7 +46,7 @@ async def _serve(config: WorkerConfig) -> None:
         record = None if config.record is None else SessionRecord(config.record)
     except RecordError as error:
         raise ConfigError(f"--record: {error}") from None
-    metrics.serve_metrics(config.metrics_address)
+    metrics_address = metrics.serve_metrics(config.metrics_address)
     model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
     servicer = WorkerServicer(
         config.served_model_name or config.model.resolve().name, model_thread, config.allowed_peers, record
@@ -54,7 +54,7 @@ async def _serve(config: WorkerConfig) -> None:
     server = GrpcServer(config, [SERVICE_NAME])
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server.server)
     address = await server.start()
-    _log.info("listening", address=str(address), metrics=str(config.metrics_address))
+    _log.info("listening", address=str(address), metrics=str(metrics_address))
     try:
         await _load_and_serve(config, model_config, server, servicer, model_thread)
     finally:

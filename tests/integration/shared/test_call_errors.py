@@ -52,6 +52,17 @@ async def test_a_bad_field_arrives_with_its_path() -> None:
         assert [violation.field for violation in violations.field_violations] == ["sampling_params.top_p"]
 
 
+@pytest.mark.parametrize("char", ["x", "\n", "汉", "👍"])
+async def test_an_error_arrives_however_long_its_texts_are(char: str) -> None:
+    long = char * 100_000
+    long_error = ServiceError(Reason.INVALID_TEXT, long, field=long, retry_after_seconds=1, a=long, b=long)
+    for raised in (long_error, out_of_range(long, long, "a sentence")):
+        for error in await failures(raised):
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason_in(error.trailing_metadata()) is raised.reason
+            assert (error.details() or "").startswith(char)
+
+
 async def test_a_bug_is_internal_says_nothing_of_its_inside_and_is_logged_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -280,13 +280,6 @@ def test_an_error_of_the_template_s_shows_no_disguise() -> None:
         render_with(template, to_request([user("x")]))
 
 
-def test_an_error_of_the_template_s_stays_short() -> None:
-    source = "{{ raise_exception('no: ' ~ messages[0].content) }}"
-    with pytest.raises(ServiceError, match="no: xxx") as caught:
-        render_with(ChatTemplate({"default": source}, {}), to_request([user("x" * 100_000)]))
-    assert len(caught.value.message) < 1000
-
-
 def test_white_space_that_a_token_swallows_is_swallowed_beside_hostile_text(tmp_path: Any) -> None:
     file = TokenizerFile.from_file(str(DEMO_MODEL / "tokenizer.json"))
     file.add_tokens([FileToken("<|l|>", lstrip=True), FileToken("<|r|>", rstrip=True), "   "])
