@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from time import perf_counter
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -63,7 +63,8 @@ class DrainState:
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler but those of the standard services (health, reflection)."""
+    """Wraps every handler but those of the standard services (health, reflection). Must be the last of a
+    server's interceptors: after a method's first call those behind it are not asked again."""
 
     def __init__(self, drain: DrainState) -> None:
         self._drain = drain
@@ -138,7 +139,7 @@ class _Call:
         method.in_flight.inc()
 
     async def fail(self, error: BaseException) -> None:
-        """Aborts with the error's status; returns for what gRPC itself has to see."""
+        """Aborts, which raises, with the error's status; returns for what gRPC itself has to see."""
         if isinstance(error, ServiceError):
             await self._abort(error)
         elif isinstance(error, grpc.aio.AbortError):
@@ -147,24 +148,24 @@ class _Call:
             await self._abort(_draining())
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
             self._code = grpc.StatusCode.CANCELLED
-        else:  # a bug of ours must not reach the caller as it is
+        elif isinstance(error, Exception):  # a bug of ours must not reach the caller as it is
+            self._code = grpc.StatusCode.INTERNAL
             _log.exception("bug", method=self._method.name, error=type(error).__name__)
             await self._abort(_bug())
 
     def end(self) -> None:
         """After the last message, or the error."""
+        self._method.in_flight.dec()
+        if self._task is not None:
+            self._drain.calls.discard(self._task)
         name, seconds = self._method.name, perf_counter() - self._start
         self._method.latency.observe(seconds)
         metrics.SERVER_REQUESTS.labels(name, self._code.name).inc()
         _log.debug("served", method=name, code=self._code.name, seconds=round(seconds, 6))
-        self._method.in_flight.dec()
-        if self._task is not None:
-            self._drain.calls.discard(self._task)
 
-    async def _abort(self, error: ServiceError) -> NoReturn:
+    async def _abort(self, error: ServiceError) -> None:
         self._code = error.code
         await self._context.abort_with_status(rpc_status.to_status(to_status(error)))
-        raise AssertionError("abort_with_status raises")
 
 
 def _wrap(handler: Any, method: _Method, drain: DrainState) -> Handler:

@@ -72,7 +72,7 @@ class ControlTokens:
         return self._tokens.keys()
 
     def has_marks(self, text: str) -> bool:
-        """Whether a text, which is not ours, holds a character that we use as a mark."""
+        """Whether a text holds a character that we use as a mark."""
         if text.isascii() or _FIRST_BYTE_OF_MARKS not in text.encode(errors="surrogatepass"):
             return False
         return first_span(self._marks, text) is not None
@@ -96,7 +96,13 @@ class ControlTokens:
         """The text without disguise."""
         if not self.has_marks(text):
             return text
-        return self._marks.sub(lambda match: match[0].translate(self._mark_to_char), text)
+        parts: list[str] = []
+        end = 0
+        while (span := first_span(self._marks, text, end)) is not None:
+            start, stop = span
+            parts += (text[end:start], text[start:stop].translate(self._mark_to_char))
+            end = stop
+        return "".join([*parts, text[end:]])
 
     def cut(self, marked: str) -> Prompt:
         """What a rendering's text is, and which control tokens in it are meant."""

@@ -18,7 +18,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class RenderServicer(render_pb2_grpc.RenderServiceServicer):
-    """Hands each request to a thread; holds no state of its own."""
+    """Hands each request to the pool; holds no state of its own."""
 
     def __init__(self, renderer: Renderer, output_texts: OutputTextFactory, pool: ComputePool) -> None:
         self._renderer = renderer
@@ -74,7 +74,7 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
             if derenderer is None and kind == "params":
                 derenderer = self._open(request.params)
             elif derenderer is not None and kind == "event":
-                events = await self._pool.run(request.ByteSize(), derenderer.push, request.event)
+                events = await self._pool.run_step(request.ByteSize(), derenderer.push, request.event)
                 for event in events:
                     yield render_pb2.DerenderResponse(event=event)
             else:

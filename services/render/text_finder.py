@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 # Characters searched at a time: a few milliseconds at worst, in which no other thread runs.
 _WINDOW = 128 * 1024
-# How far a match may reach out of its window: no token is longer, nor what a template writes in one go.
+# How far a match may reach out of its window: no token is longer.
 _MARGIN = 16 * 1024
 
 # Start and end.
@@ -21,8 +21,8 @@ class TextFinder:
         by_first: dict[str, list[str]] = defaultdict(list)
         for text in texts:
             by_first[text[0]].append(text)
-        # One pattern for each first character: `re` looks for a single character ten times as fast as for
-        # one of several.
+        # One pattern for each first character, of which tokenizers have one to three (`<`, `[`): `re` looks
+        # for a single character ten times as fast as for one of several.
         self._patterns = [re.compile(_longest_of(group)) for group in by_first.values()]
 
     def spans(self, text: str) -> Iterator[Span]:

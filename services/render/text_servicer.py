@@ -72,7 +72,7 @@ class TextServicer(render_pb2_grpc.TextServiceServicer):
         call = self._scheduler.generate(rendered.generate_request, context.time_remaining())
         try:
             async for event in call:
-                text_events = await self._pool.run(event.ByteSize(), derenderer.push, event)
+                text_events = await self._pool.run_step(event.ByteSize(), derenderer.push, event)
                 for output_index in derenderer.take_stopped():
                     await self._scheduler.abort(derenderer.generation_id, output_index)
                 for text_event in text_events:

@@ -212,6 +212,9 @@ async def _measure(
         for repeats_history in (False, True):
             for clients in num_clients:
                 chats = Chats(num_tokens, repeats_history=repeats_history)
+                for _ in range(clients):
+                    async with connect() as send:
+                        await send(chats.next())  # what happens once only is not measured
                 cpu_seconds = -_cpu_seconds(process_ids)
                 latencies, elapsed = await _load(connect, chats, clients, seconds)
                 cpu_seconds += _cpu_seconds(process_ids)
@@ -239,9 +242,6 @@ async def _load(
                 await send(messages)
                 latencies.append(perf_counter() - start)
 
-    for _ in range(num_clients):
-        async with connect() as send:
-            await send(chats.next())  # what happens once only is not measured
     start = perf_counter()
     await asyncio.gather(*(client(start + seconds) for _ in range(num_clients)))
     return latencies, perf_counter() - start

@@ -38,7 +38,7 @@ _METHODS: dict[str, tuple[type[Message], int]] = {
     "TextService/Chat": (render_pb2.ChatRequest, 6),
     "TextService/Complete": (render_pb2.CompleteRequest, 3),
 }
-# What the contract lists for both services, and what bytes that are no message get.
+# Of what the contract lists for both services, what can come here; and what bytes that are no message get.
 _DOCUMENTED = {
     grpc.StatusCode.INVALID_ARGUMENT: {
         Reason.PARAMETER_OUT_OF_RANGE, Reason.PROMPT_TOO_LONG, Reason.EMPTY_PROMPT, Reason.INVALID_JSON,
@@ -181,13 +181,15 @@ async def fuzzed(style: str) -> AsyncIterator[ServiceProcess]:
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, scheduler)
     port = scheduler.add_insecure_port("127.0.0.1:0")
     await scheduler.start()
-    with TemporaryDirectory() as parent:
-        folder = Path(parent) / "demo_model"
-        make_folder(folder, tokenizer_config={"chat_template": TEMPLATES[style]})
-        with started("render", "--model", str(folder), "--scheduler", f"127.0.0.1:{port}") as render:
-            await asyncio.to_thread(render.wait_until_ready, "triptych.v1.TextService")
-            yield render
-    await scheduler.stop(None)
+    try:
+        with TemporaryDirectory() as parent:
+            folder = Path(parent) / "demo_model"
+            make_folder(folder, tokenizer_config={"chat_template": TEMPLATES[style]})
+            with started("render", "--model", str(folder), "--scheduler", f"127.0.0.1:{port}") as render:
+                await asyncio.to_thread(render.wait_until_ready, "triptych.v1.TextService")
+                yield render
+    finally:
+        await scheduler.stop(None)
 
 
 async def _answer(generation: Generation) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
@@ -202,8 +204,8 @@ async def _answer(generation: Generation) -> AsyncIterator[scheduler_pb2.Generat
 
 async def send(address: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """How often each outcome came, and what should not have come: with the request that had it."""
-    # Streams through the blocking client: when a stream ends while it is written to, the other one can lose
-    # the status and say INTERNAL ("Internal error from Core") itself.
+    # Streams of requests through the blocking client: when a stream ends while it is written to, the other
+    # one can lose the status and say INTERNAL ("Internal error from Core") itself.
     with grpc.insecure_channel(address) as blocking:
         async with grpc.aio.insecure_channel(address) as channel:
             return await _send(channel, blocking, count, seed)

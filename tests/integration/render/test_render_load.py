@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from triptych.v1 import render_pb2, render_pb2_grpc
+from triptych.v1 import render_pb2, render_pb2_grpc, scheduler_pb2, types_pb2
 
 from shared.wire import CLIENT_OPTIONS
 from tests.support.processes import ServiceProcess, started
@@ -89,6 +89,40 @@ async def test_a_message_of_5_mb_delays_neither_health_checks_nor_small_requests
                 break
     assert 0 < health_seconds < MAX_HEALTH_SECONDS
     assert 0 < small_seconds < MAX_SMALL_SECONDS
+
+
+async def test_a_large_event_with_many_stop_strings_delays_no_health_check(render: ServiceProcess) -> None:
+    chooser = random.Random(0)
+    params = render_pb2.TextParams(stop=[f"stop {index}" for index in range(128)])
+    token_ids = [chooser.randrange(100, 100_000) for _ in range(10_000)]
+    events = [
+        scheduler_pb2.GenerateResponse(admitted=scheduler_pb2.RequestAdmitted(seeds=[1])),
+        scheduler_pb2.GenerateResponse(chunk=scheduler_pb2.TokenChunk(token_ids=token_ids)),
+        scheduler_pb2.GenerateResponse(
+            finished=scheduler_pb2.OutputFinished(finish_reason=types_pb2.FINISH_REASON_STOP)
+        ),
+    ]
+    requests = [
+        render_pb2.DerenderRequest(params=render_pb2.DerenderParams(text_params=params)),
+        *(render_pb2.DerenderRequest(event=event) for event in events),
+    ]
+    async with grpc.aio.insecure_channel(str(render.address), options=CLIENT_OPTIONS) as channel:
+        stub = render_pb2_grpc.RenderServiceStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+
+        async def derender() -> str:
+            responses = [response async for response in stub.Derender(iter(requests))]
+            return "".join(response.event.delta.text for response in responses)
+
+        for _ in range(3):
+            derendering = asyncio.ensure_future(derender())
+            health_seconds = await slowest_while(
+                derendering, lambda: health.Check(health_pb2.HealthCheckRequest())
+            )
+            assert len(await derendering) > len(token_ids)
+            if health_seconds < MAX_HEALTH_SECONDS:
+                break
+    assert 0 < health_seconds < MAX_HEALTH_SECONDS
 
 
 async def test_a_template_that_loops_over_a_small_request_delays_no_health_check(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from time import monotonic
 
 import pytest
@@ -20,21 +21,42 @@ def pool() -> Iterator[ComputePool]:
     pool.close()
 
 
-async def test_large_work_on_every_thread_does_not_delay_small_work(pool: ComputePool) -> None:
+@pytest.fixture
+async def busy(pool: ComputePool) -> AsyncIterator[None]:
+    """Large work runs and waits, until the test is over."""
     release = threading.Event()
     large = [asyncio.ensure_future(pool.run(LARGE, release.wait, 10)) for _ in range(5)]
     await asyncio.sleep(0.01)  # they are all submitted now
-    async with asyncio.timeout(2):
-        assert await pool.run(10, lambda: "small") == "small"
+    yield
     assert not any(work.done() for work in large)
     release.set()
     assert all(await asyncio.gather(*large))
 
 
-async def test_small_work_runs_at_once_and_large_work_on_a_thread(pool: ComputePool) -> None:
+@pytest.mark.parametrize("num_bytes", [10, 5000, 16 * 1024])
+@pytest.mark.usefixtures("busy")
+async def test_large_work_on_every_thread_does_not_delay_small_work(
+    pool: ComputePool, num_bytes: int
+) -> None:
+    async with asyncio.timeout(2):
+        assert await pool.run(num_bytes, lambda: "small") == "small"
+        assert await pool.run_step(num_bytes, lambda: "small") == "small"
+
+
+async def test_the_smallest_work_runs_at_once_and_all_other_on_a_thread(pool: ComputePool) -> None:
     here = threading.get_ident()
-    assert await pool.run(10, threading.get_ident) == here
-    assert await pool.run(LARGE, threading.get_ident) != here
+    for run, at_once, on_thread in ((pool.run, 4096, 4097), (pool.run_step, 512, 513)):
+        assert await run(at_once, threading.get_ident) == here
+        assert await run(on_thread, threading.get_ident) != here
+        assert await run(LARGE, threading.get_ident) != here
+
+
+async def test_a_step_is_never_begun_twice(pool: ComputePool) -> None:
+    def slow() -> None:
+        time.sleep(0.03)
+        check_clock()
+
+    await pool.run_step(10, slow)
 
 
 async def test_small_work_that_takes_long_moves_to_a_thread(pool: ComputePool) -> None:

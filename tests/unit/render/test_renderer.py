@@ -12,6 +12,7 @@ from services.render.model_folder import load_model_folder
 from services.render.renderer import Renderer
 from services.render.template_check import load_chat_template
 from services.render.text_params import MAX_STOP_STRINGS
+from services.render.time_limit import time_limit
 from services.render.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
 from shared.fingerprint import tokenizer_fingerprint
@@ -234,3 +235,11 @@ def test_stages_are_observed() -> None:
     renderer = make(DEMO_MODEL, observe=lambda stage, _seconds: stages.append(stage))
     renderer.render_chat(chat())
     assert stages == ["template", "tokenize"]
+
+
+def test_a_stage_that_did_not_end_is_not_observed() -> None:
+    stages: list[str] = []
+    renderer = make(DEMO_MODEL, observe=lambda stage, _seconds: stages.append(stage))
+    with pytest.raises(InterruptedError), time_limit(-1, InterruptedError()):
+        renderer.render_chat(chat())
+    assert stages == []
