@@ -32,7 +32,7 @@ class CallReader:
         self._after_separator: str | None = None
         self.header: CallHeader | None = None
         # The end of the arguments so far, as long as it may be cut off them.
-        self._held = ""
+        self._held: list[str] = []
         self._has_arguments = False
         # What follows the arguments' last character for certain if the call ends here.
         self._trimmed = string.whitespace + ("`" if output_format.is_fenced else "")
@@ -66,7 +66,7 @@ class CallReader:
         """The last piece, at the call's end. None: the header is not complete, so it is no call."""
         if self.header is None:
             return None
-        rest = self._held.rstrip(string.whitespace)
+        rest = "".join(self._held).rstrip(string.whitespace)
         if self._format.is_fenced:
             rest = rest.removesuffix(_FENCE).rstrip(string.whitespace)
         return CallPiece(self._index, "", "", rest)
@@ -81,12 +81,13 @@ class CallReader:
         return CallPiece(self._index, self.header.call_id, self.header.name, arguments)
 
     def _arguments_piece(self, text: str) -> CallPiece | None:
-        text = self._held + text
-        if not self._has_arguments:
+        if not self._has_arguments and not self._held:
             text = text.lstrip(string.whitespace)
         certain = text.rstrip(self._trimmed)
-        self._held = text[len(certain) :]
         if not certain:
+            self._held += [text] if text else []
             return None
+        arguments = "".join([*self._held, certain])
+        self._held = [text[len(certain) :]]
         self._has_arguments = True
-        return CallPiece(self._index, "", "", certain)
+        return CallPiece(self._index, "", "", arguments)

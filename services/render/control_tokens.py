@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.render.text_finder import Span, TextFinder, first_span
+from services.render.text_finder import Span, TextFinder, spans_of
 
 # The marks are the private-use characters up to here: of all of them the least likely in a text.
 _LAST_MARK = 0x10FFFD
@@ -75,7 +75,7 @@ class ControlTokens:
         """Whether a text holds a character that we use as a mark."""
         if text.isascii() or _FIRST_BYTE_OF_MARKS not in text.encode(errors="surrogatepass"):
             return False
-        return first_span(self._marks, text) is not None
+        return any(True for _ in spans_of(self._marks, text))
 
     def is_open(self, text: str) -> bool:
         """Whether a text ends or begins inside a token, which its neighbour may complete."""
@@ -98,8 +98,7 @@ class ControlTokens:
             return text
         parts: list[str] = []
         end = 0
-        while (span := first_span(self._marks, text, end)) is not None:
-            start, stop = span
+        for start, stop in spans_of(self._marks, text):
             parts += (text[end:start], text[start:stop].translate(self._mark_to_char))
             end = stop
         return "".join([*parts, text[end:]])

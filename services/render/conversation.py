@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from triptych.v1 import render_pb2
 
+from services.render.json_text import read_json
 from services.render.tool_arguments import ToolArguments
 from shared.errors import Reason, ServiceError, out_of_range
 
@@ -135,10 +136,9 @@ def _read_object(text: str, field: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ServiceError(Reason.INVALID_JSON, f"{field} is not valid JSON: {detail}", field=field) from None
+        value = read_json(text)
+    except ValueError as error:
+        raise ServiceError(Reason.INVALID_JSON, f"{field} is not valid JSON: {error}", field=field) from None
     if not isinstance(value, dict):
         raise ServiceError(Reason.INVALID_JSON, f"{field} is not a JSON object", field=field)
     _refuse_surrogates(text, value, field)
@@ -147,21 +147,18 @@ def _read_object(text: str, field: str) -> dict[str, Any]:
 
 def _texts_in(value: Any) -> Iterator[str]:
     """All texts of a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts_in(each)
-    elif isinstance(value, dict):
-        yield from map(str, (value,) if isinstance(value, ToolArguments) else ())
-        for key, each in value.items():
-            yield key
-            yield from _texts_in(each)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    # Python reads NaN and Infinity, which are not JSON.
-    raise ValueError(f"{name} is not a JSON value")
+    remaining = [value]
+    while remaining:
+        each = remaining.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, list):
+            remaining += each
+        elif isinstance(each, dict):
+            if isinstance(each, ToolArguments):
+                yield str(each)
+            yield from each
+            remaining += each.values()
 
 
 def _refuse_surrogates(text: str, value: Any, field: str) -> None:

@@ -5,6 +5,7 @@ from itertools import zip_longest
 from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 
 from services.render.output_text import OutputText, OutputTextFactory
+from services.render.stop_strings import StopStrings
 from shared.errors import out_of_range
 
 
@@ -26,6 +27,7 @@ class Derenderer:
         the timings (for who aborts the output there); otherwise it comes with the match."""
         self._output_texts = output_texts
         self._text_params = text_params
+        self._stop_strings = StopStrings(text_params.stop)
         self._wait_for_timings = wait_for_timings
         self._admitted = scheduler_pb2.RequestAdmitted()
         self._usage = types_pb2.Usage()
@@ -74,7 +76,9 @@ class Derenderer:
     def _output(self, index: int) -> OutputText:
         if index not in self._outputs:
             call_id_prefix = f"call-{self.generation_id}-{index}"
-            self._outputs[index] = self._output_texts.create(self._text_params, call_id_prefix)
+            self._outputs[index] = self._output_texts.create(
+                self._text_params, self._stop_strings, call_id_prefix
+            )
         return self._outputs[index]
 
     def _push_chunk(self, index: int, chunk: scheduler_pb2.TokenChunk) -> list[render_pb2.TextEvent]:

@@ -88,6 +88,7 @@ class WindowDetokenizer:
         self._skipped = skipped
         self._window: list[int] = []
         self._num_chars_sent = 0  # of the window's text
+        self.has_incomplete_text = False
 
     def push(self, token_id: int) -> str:
         """As Detokenizer."""
@@ -96,20 +97,24 @@ class WindowDetokenizer:
             return ""
         self._window.append(token_id)
         if _BYTE_TOKEN.fullmatch(token):
+            self.has_incomplete_text = True
             return ""
         text = self._window_text()
         # A replacement character at the end may still become another one.
-        new = text.rstrip("\ufffd")[self._num_chars_sent :]
+        self.has_incomplete_text = text.endswith("\ufffd")
+        num_final = len(text) - self.has_incomplete_text
+        new = text[self._num_chars_sent : num_final]
         self._num_chars_sent += len(new)
-        if len(self._window) > _MAX_WINDOW and self._num_chars_sent == len(text):
+        if len(self._window) > _MAX_WINDOW:
             del self._window[:-_CONTEXT]
-            self._num_chars_sent = len(self._window_text())
+            self._num_chars_sent = len(self._window_text()) - self.has_incomplete_text
         return new
 
     def finish(self) -> str:
         """As Detokenizer."""
         new = self._window_text()[self._num_chars_sent :]
         self._num_chars_sent += len(new)
+        self.has_incomplete_text = False
         return new
 
     def finish_before(self, token_id: int) -> str:
@@ -118,11 +123,6 @@ class WindowDetokenizer:
         self._window.append(token_id)
         self._num_chars_sent = len(self._window_text())
         return new
-
-    @property
-    def has_incomplete_text(self) -> bool:
-        """As Detokenizer."""
-        return self._num_chars_sent < len(self._window_text())
 
     def _window_text(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)

@@ -7,10 +7,11 @@ file.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from triptych.v1 import render_pb2, types_pb2
 
+from services.render.json_text import read_json
 from shared.errors import Reason, ServiceError, out_of_range
 
 _Check = Callable[[str, Any], Any]
@@ -54,10 +55,9 @@ def read_openai_request(text: str) -> render_pb2.RenderChatRequest:
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        body = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ServiceError(Reason.INVALID_JSON, f"not valid JSON: {detail}") from None
+        body = read_json(text)
+    except ValueError as error:
+        raise ServiceError(Reason.INVALID_JSON, f"not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise ServiceError(Reason.INVALID_JSON, "not a JSON object")
     try:
@@ -66,11 +66,6 @@ def _parse(text: str) -> dict[str, Any]:
         message = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
         raise ServiceError(Reason.INVALID_TEXT, message) from None
     return body
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    # Python reads NaN and Infinity, which are not JSON.
-    raise ValueError(f"{name} is not a JSON value")
 
 
 def _to_json(value: Any) -> str:

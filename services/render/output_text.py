@@ -11,6 +11,7 @@ from services.render.detokenizer import Detokenizer, DetokenizerFactory
 from services.render.output_format import FORMATS
 from services.render.output_parser import CallEnd, Channel, Event, OutputParser, Written
 from services.render.stop_checker import StopChecker
+from services.render.stop_strings import StopStrings
 from services.render.tag_scanner import Item, TagScanner
 from services.render.tokenizer import Tokenizer
 
@@ -37,8 +38,11 @@ class OutputTextFactory:
         # Per parser: the tags that are one token.
         self._tag_tokens = {parser: _tag_tokens(tokenizer, each.tags) for parser, each in FORMATS.items()}
 
-    def create(self, params: render_pb2.TextParams, call_id_prefix: str) -> "OutputText":
-        """For one output. call_id_prefix: of the ids that are made for tool calls."""
+    def create(
+        self, params: render_pb2.TextParams, stop_strings: StopStrings, call_id_prefix: str
+    ) -> "OutputText":
+        """For one output. stop_strings: those of the parameters. call_id_prefix: of the ids that are made for
+        tool calls."""
         skips = params.skip_special_tokens if params.HasField("skip_special_tokens") else True
         skipped = self._tokenizer.special_token_ids if skips else frozenset()
         output_format = FORMATS.get(params.parser)
@@ -50,7 +54,7 @@ class OutputTextFactory:
             TagScanner(tag for tag in (output_format.tags if output_format else ()) if tag not in one_token),
             OutputParser(output_format, starts_in_reasoning=params.starts_in_reasoning),
             StopChecker(
-                params.stop,
+                stop_strings,
                 include_stop_in_output=params.include_stop_in_output,
                 min_tokens=params.min_tokens,
             ),

@@ -10,6 +10,7 @@ from services.render.chat_template import ChatTemplate
 from services.render.conversation import read_conversation
 from services.render.model_folder import ModelFolder
 from services.render.text_params import resolve_text_params, set_parser
+from services.render.time_limit import check_clock
 from services.render.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError, out_of_range
 from shared.sampling_params import resolve, validate
@@ -63,6 +64,7 @@ class Renderer:
         conversation = read_conversation(request, self._chat_template.reserved_names, prefix)
         with self._stage("template"):
             prompt = self._chat_template.render(conversation, prefix)
+            check_clock()  # whatever took so long, what follows may take as long again
         set_parser(text_params, self._parser, prompt.text)
         field = f"{prefix}messages"
         with self._stage("tokenize"):

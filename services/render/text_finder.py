@@ -27,14 +27,17 @@ class TextFinder:
 
     def spans(self, text: str) -> Iterator[Span]:
         """None overlaps another."""
-        following = [first_span(pattern, text) for pattern in self._patterns]
-        while found := min((span for span in following if span is not None), default=None):
-            yield found
-            end = found[1]
+        following = [(span, pattern) for pattern in self._patterns if (span := _first(pattern, text))]
+        while len(following) > 1:
+            first, _ = min(following, key=lambda each: each[0])
+            yield first
             following = [
-                first_span(pattern, text, end) if span is not None and span[0] < end else span
-                for pattern, span in zip(self._patterns, following, strict=True)
+                (again, pattern)
+                for span, pattern in following
+                if (again := span if span[0] >= first[1] else _first(pattern, text, first[1]))
             ]
+        for span, pattern in following:
+            yield from spans_of(pattern, text, span[0])
 
     def replace(self, text: str, new: Callable[[str], str]) -> str:
         """The text with what is found in it replaced."""
@@ -46,15 +49,20 @@ class TextFinder:
         return "".join([*parts, text[end:]])
 
 
-def first_span(pattern: re.Pattern[str], text: str, position: int = 0) -> Span | None:
-    """Where a pattern first matches from a position on."""
+def spans_of(pattern: re.Pattern[str], text: str, position: int = 0) -> Iterator[Span]:
+    """Where a pattern matches from a position on."""
     while position < len(text):
         end = position + _WINDOW
-        match = pattern.search(text, position, end + _MARGIN)
-        if match is not None and match.start() < end:
-            return match.span()
+        for match in pattern.finditer(text, position, end + _MARGIN):
+            if match.start() >= end:
+                break
+            yield match.span()
+            end = max(end, match.end())
         position = end
-    return None
+
+
+def _first(pattern: re.Pattern[str], text: str, position: int = 0) -> Span | None:
+    return next(spans_of(pattern, text, position), None)
 
 
 def _longest_of(texts: Iterable[str]) -> str:

@@ -5,14 +5,18 @@ from triptych.v1 import render_pb2, types_pb2
 from services.render.output_format import FORMATS
 from shared.errors import out_of_range
 
-# Each one costs work with every character of the output.
 MAX_STOP_STRINGS = 128
+# All of them together: what is built of them takes 300 bytes for each, and 2 ms for a thousand.
+MAX_STOP_CHARS = 8192
 
 
 def validate_text_params(params: render_pb2.TextParams, field: str = "text_params") -> None:
     """Raises ServiceError (PARAMETER_OUT_OF_RANGE) with the path of the first bad value."""
     if len(params.stop) > MAX_STOP_STRINGS:
         raise out_of_range(f"{field}.stop", f"{len(params.stop)} texts", f"at most {MAX_STOP_STRINGS}")
+    if (num_chars := sum(map(len, params.stop))) > MAX_STOP_CHARS:
+        allowed = f"at most {MAX_STOP_CHARS}, all together"
+        raise out_of_range(f"{field}.stop", f"{num_chars} characters", allowed)
     for index, text in enumerate(params.stop):
         if not text:
             raise out_of_range(f"{field}.stop[{index}]", "empty", "a text of at least one character")

@@ -1,7 +1,8 @@
 """The arguments of a past tool call, as chat templates expect them: some as text, some as a mapping."""
 
-import json
 from typing import Any
+
+from services.render.json_text import read_json
 
 
 class ToolArguments(dict[str, Any]):
@@ -39,6 +40,6 @@ def _parse(text: str) -> Any:
     if not text.strip():
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         return text

@@ -91,10 +91,12 @@ async def test_a_message_of_5_mb_delays_neither_health_checks_nor_small_requests
     assert 0 < small_seconds < MAX_SMALL_SECONDS
 
 
-async def test_a_large_event_with_many_stop_strings_delays_no_health_check(render: ServiceProcess) -> None:
+async def test_a_very_large_event_with_many_stop_strings_delays_no_health_check(
+    render: ServiceProcess,
+) -> None:
     chooser = random.Random(0)
     params = render_pb2.TextParams(stop=[f"stop {index}" for index in range(128)])
-    token_ids = [chooser.randrange(100, 100_000) for _ in range(10_000)]
+    token_ids = [chooser.randrange(100, 100_000) for _ in range(100_000)]
     events = [
         scheduler_pb2.GenerateResponse(admitted=scheduler_pb2.RequestAdmitted(seeds=[1])),
         scheduler_pb2.GenerateResponse(chunk=scheduler_pb2.TokenChunk(token_ids=token_ids)),

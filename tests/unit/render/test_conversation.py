@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
 from services.render.conversation import Conversation, read_conversation
+from services.render.json_text import MAX_DEPTH
 from shared.errors import Reason, ServiceError
 
 Message = render_pb2.ChatMessage
@@ -114,9 +115,18 @@ def test_what_is_not_a_json_object_is_refused_with_its_path(text: str) -> None:
     assert refusal(user, extra) == (Reason.INVALID_JSON, "messages[1].extra_json")
 
 
-def test_json_nested_too_deeply_is_refused() -> None:
-    text = '{"a": ' * 100_000
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900, 960, 985, 1000, 100_000])
+def test_json_nested_too_deeply_is_refused(depth: int) -> None:
+    # With a surrogate pair in it, which is looked at once more.
+    text = '{"a": ' * depth + '"\\ud83d\\ude00"' + "}" * depth
     assert refusal(tools_json=[text]) == (Reason.INVALID_JSON, "tools_json[0]")
+    user = Message(role="user", content="hi", extra_json=text)
+    assert refusal(user) == (Reason.INVALID_JSON, "messages[0].extra_json")
+
+
+def test_json_as_deep_as_may_be_is_read() -> None:
+    text = '{"a": ' * MAX_DEPTH + '"\\ud83d\\ude00"' + "}" * MAX_DEPTH
+    assert json.dumps(read(tools_json=[text]).tools[0]) == text
 
 
 def test_an_empty_tool_is_refused() -> None:

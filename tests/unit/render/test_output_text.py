@@ -1,8 +1,10 @@
 """One output of a request: parser, stop strings and tokens together, against an oracle that sees it whole."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerFile
 from triptych.v1 import render_pb2, types_pb2
 
+from services.render.control_tokens import Piece
 from services.render.derenderer import Derenderer
 from services.render.output_format import FORMATS
 from services.render.output_text import OutputTextFactory
@@ -18,6 +21,7 @@ from services.render.tokenizer import Tokenizer
 from tests.support.fake_scheduler import admitted, chunk, finished
 from tests.support.output_oracle import divided, outputs, read
 from tests.support.render_models import DEMO_MODEL, deepseek_tokenizer_, demo_tokenizer
+from tests.unit.render.test_detokenizer import sentencepiece_like
 
 V3_1 = render_pb2.PARSER_DEEPSEEK_V3_1
 KIMI = render_pb2.PARSER_KIMI_K2
@@ -32,10 +36,10 @@ STOPS = st.lists(
 
 
 @cache
-def tagged_tokenizer() -> Tokenizer:
-    """Every tag is a special token, which is left out of the text."""
+def tagged_tokenizer(parser: render_pb2.Parser.ValueType) -> Tokenizer:
+    """Every tag of the format is a special token, which is left out of the text."""
     file = TokenizerFile.from_file(str(DEMO_MODEL / "tokenizer.json"))
-    file.add_special_tokens(sorted({tag for each in FORMATS.values() for tag in each.tags}))
+    file.add_special_tokens(sorted(FORMATS[parser].tags))
     with TemporaryDirectory() as folder:
         file.save(f"{folder}/tokenizer.json")
         return Tokenizer(Path(folder) / "tokenizer.json")
@@ -117,7 +121,7 @@ def test_any_division_of_the_tokens_gives_the_result_of_the_whole_output(
 @settings(max_examples=150, deadline=None)
 def test_tags_that_are_left_out_of_the_text_are_still_seen(data: st.DataObject, parser: Any) -> None:
     text = data.draw(outputs(parser))
-    tokenizer = tagged_tokenizer()
+    tokenizer = tagged_tokenizer(parser)
     token_ids = ids_of(tokenizer, text)
     chunks = data.draw(divided(token_ids))
     shown = derender(tokenizer, chunks, parser=parser, skip_special_tokens=False)
@@ -125,7 +129,7 @@ def test_tags_that_are_left_out_of_the_text_are_still_seen(data: st.DataObject, 
     assert hidden.end.tool_calls == shown.end.tool_calls
     assert hidden.token_ids == shown.token_ids == token_ids
     without_tags = shown.text, shown.reasoning
-    for tag in {tag for each in FORMATS.values() for tag in each.tags}:
+    for tag in FORMATS[parser].tags:
         without_tags = without_tags[0].replace(tag, ""), without_tags[1].replace(tag, "")
     assert (hidden.text, hidden.reasoning) == without_tags
 
@@ -221,7 +225,33 @@ def test_the_tokens_of_what_may_be_a_call_wait_though_others_of_the_chunk_are_se
     assert list(event.delta.token_ids) == token_ids[1:]
 
 
-def test_a_large_chunk_takes_time_in_proportion() -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "prefix", "token", "text_params"),
+    [
+        (demo_tokenizer, "", "words ", {}),
+        (deepseek_tokenizer_, f"{BEGIN}{CALL}f{SEP}{{", " " * 128, {"parser": V3_1}),
+        (deepseek_tokenizer_, f"{BEGIN}{CALL}f{SEP}", " " * 128, {"parser": V3_1}),
+        (demo_tokenizer, BEGIN, "\n", {"parser": V3_1}),
+        (demo_tokenizer, "", "<", {"parser": V3_1}),
+        (demo_tokenizer, "", "=", {"stop": ["=" * (20 + count) + "x" for count in range(80)]}),
+        (demo_tokenizer, "", "stop", {"stop": [f"stop{count}" for count in range(128)]}),
+        (sentencepiece_like, "", "<0xE4>", {}),
+        (sentencepiece_like, "", "\ufffd", {}),
+    ],
+)
+def test_a_large_event_takes_time_in_proportion(
+    tokenizer: Callable[[], Tokenizer], prefix: str, token: str, text_params: dict[str, Any]
+) -> None:
+    prefix_ids = tokenizer().encode_pieces([Piece(prefix, True)], field="prefix")
+    vocabulary = {tokenizer().token(each): each for each in range(1024)}
+    token_ids = [vocabulary[token]] if token in vocabulary else ids_of(tokenizer(), token)
+    start = perf_counter()
+    derender(tokenizer(), [prefix_ids + token_ids * 20_000], **text_params)
+    # A second and less; minutes if each token cost as much as there are tokens.
+    assert perf_counter() - start < 10
+
+
+def test_a_large_chunk_keeps_its_tokens_and_calls() -> None:
     token_ids = ids_of(
         demo_tokenizer(), f"{BEGIN}{CALL}f{SEP}{{{'a' * 2000}}}{CALL_END}{END} words and words" * 20
     )

@@ -11,7 +11,7 @@ from triptych.v1 import render_pb2, types_pb2
 from services.render.model_folder import load_model_folder
 from services.render.renderer import Renderer
 from services.render.template_check import load_chat_template
-from services.render.text_params import MAX_STOP_STRINGS
+from services.render.text_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from services.render.time_limit import time_limit
 from services.render.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
@@ -183,6 +183,11 @@ def test_the_scheduler_s_limits_apply_if_they_are_smaller() -> None:
         ),
         (
             chat(text_params=render_pb2.TextParams(stop=["a"] * (MAX_STOP_STRINGS + 1))),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "text_params.stop",
+        ),
+        (
+            chat(text_params=render_pb2.TextParams(stop=["a" * MAX_STOP_CHARS, "a"])),
             Reason.PARAMETER_OUT_OF_RANGE,
             "text_params.stop",
         ),

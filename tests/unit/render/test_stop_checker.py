@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.render.stop_checker import StopChecker
+from services.render.stop_strings import StopStrings
 
 FEW_LETTERS = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
@@ -33,7 +34,7 @@ def run(checker: StopChecker, pieces: list[str]) -> str:
 def test_any_division_gives_the_result_of_the_whole_text(
     pieces: list[str], stop: list[str], include: bool
 ) -> None:
-    checker = StopChecker(stop, include_stop_in_output=include)
+    checker = StopChecker(StopStrings(stop), include_stop_in_output=include)
     kept = run(checker, pieces)
     assert (kept, checker.stop_string) == one_shot("".join(pieces), stop, include)
 
@@ -41,7 +42,7 @@ def test_any_division_gives_the_result_of_the_whole_text(
 @settings(deadline=None)
 @given(FEW_LETTERS, STOPS)
 def test_nothing_is_held_back_that_cannot_become_a_match(text: str, stop: list[str]) -> None:
-    checker = StopChecker(stop)
+    checker = StopChecker(StopStrings(stop))
     sent = checker.push(text, 1)
     if checker.stop_string is None:
         held = text[len(sent) :]
@@ -54,14 +55,14 @@ def test_nothing_is_held_back_that_cannot_become_a_match(text: str, stop: list[s
 
 
 def test_with_the_stop_string_in_the_output_nothing_is_held_back() -> None:
-    checker = StopChecker(["STOP"], include_stop_in_output=True)
+    checker = StopChecker(StopStrings(["STOP"]), include_stop_in_output=True)
     assert checker.push("a ST", 1) == "a ST"
     assert checker.push("OP more", 2) == "OP"
     assert checker.stop_string == "STOP"
 
 
 def test_a_match_complete_before_min_tokens_is_ordinary_text() -> None:
-    checker = StopChecker(["STOP"], min_tokens=3)
+    checker = StopChecker(StopStrings(["STOP"]), min_tokens=3)
     assert checker.push("STOP ", 1) == "STOP "
     assert checker.push("a STO", 2) == "a "
     assert checker.push("P b", 3) == ""
@@ -69,13 +70,13 @@ def test_a_match_complete_before_min_tokens_is_ordinary_text() -> None:
 
 
 def test_a_match_that_overlaps_an_ignored_one_counts() -> None:
-    checker = StopChecker(["abab"], min_tokens=2)
+    checker = StopChecker(StopStrings(["abab"]), min_tokens=2)
     assert checker.push("abab", 1) == "ab"
     assert checker.push("ab", 2) == ""
     assert checker.stop_string == "abab"
 
 
 def test_without_stop_strings_text_passes_through() -> None:
-    checker = StopChecker([])
+    checker = StopChecker(StopStrings([]))
     assert checker.push("anything", 1) == "anything"
     assert checker.finish() == ""

@@ -29,7 +29,9 @@ def test_nothing_and_null_count_as_an_empty_object(text: str) -> None:
     assert str(ToolArguments(text)) == "{}"
 
 
-@pytest.mark.parametrize("text", ['{"city": "Zü', "[1, 2]", "7", '"text"', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ['{"city": "Zü', "[1, 2]", "7", '"text"', "[" * 100_000, '{"a": ' * 500 + "1" + "}" * 500]
+)
 def test_what_is_no_object_stays_text_and_is_found_under_arguments(text: str) -> None:
     assert str(ToolArguments(text)) == text
     assert dict(ToolArguments(text)) == {"arguments": text}

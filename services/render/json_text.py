@@ -1,0 +1,37 @@
+"""JSON as callers send it, within bounds."""
+
+import json
+from typing import Any, NoReturn
+
+# Deeper than any schema or argument; whoever walks through a value needs no bound of its own.
+MAX_DEPTH = 128
+
+
+def read_json(text: str) -> Any:
+    """The value. Raises ValueError with a sentence if the text is not JSON, or nested too deeply."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return value
+    if any(isinstance(each, dict | list) for each in level):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+_TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
+
+
+def _children(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    # Python reads NaN and Infinity, which are not JSON.
+    raise ValueError(f"{name} is not a JSON value")
