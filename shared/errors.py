@@ -130,7 +130,7 @@ def out_of_range(field: str, value: object, allowed: str) -> ServiceError:
     """The error for a bad parameter; names the field's path, the value and what is allowed."""
     return ServiceError(
         Reason.PARAMETER_OUT_OF_RANGE,
-        f"{field} is {_shorten(value, _MAX_VALUE_BYTES)}; allowed: {allowed}",
+        f"{_shorten(field, _MAX_FIELD_BYTES)} is {_shorten(value, _MAX_VALUE_BYTES)}; allowed: {allowed}",
         field=field,
         value=_shorten(value, _MAX_VALUE_BYTES),
         allowed=allowed,
@@ -168,7 +168,7 @@ def reason_in(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Re
 
 def _shorten(value: object, max_bytes: int) -> str:
     """Its text, of at most so many bytes of UTF-8 and a note of what was cut."""
-    text = str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return text

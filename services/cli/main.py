@@ -1,7 +1,8 @@
 """The commands. What the user can mend ends in one clear line and exit code 2."""
 
 import sys
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +28,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"triptych {version('triptych')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None: ...
 
 
 def _worker(given: dict[str, Any]) -> None:
@@ -99,7 +115,10 @@ app.command("diff-render", help="Shows where two files of render-file first diff
         [DiffRenderConfig],
         _diff_render,
         frozenset(TlsConfig.model_fields),
-        files={"first": "A file that render-file wrote; - reads standard input.", "second": "Another one."},
+        files={
+            "first": "A file that render-file wrote; - reads standard input.",
+            "second": "Another one, or -.",
+        },
     )
 )
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -43,31 +43,40 @@ def render_file(conversations: str, config: RenderFileConfig) -> None:
     from services.render.loading import load_renderer
     from services.render.render_file import render_lines
 
+    if config.output is not None and config.output.resolve() == Path(conversations).resolve():
+        raise ConfigError(f"--output is {config.output}, the file that is read")
     with _open(conversations) as source:
         renderer = load_renderer(config).renderer
         # Whoever reads the other end of a pipe may have enough.
         with suppress(BrokenPipeError), _written(config.output) as target:
-            for line in render_lines(renderer, _with_progress(source), conversations):
+            for line in render_lines(renderer, _with_progress(source), _name_of(conversations)):
                 print(line, file=target)
 
 
 def diff_render(first: str, second: str, config: DiffRenderConfig) -> int:
     """Prints the first difference. Returns the exit code: 0 if there is none, else 1."""
+    from services.render.model_folder import load_model_folder
     from services.render.render_diff import first_difference
     from services.render.render_file import read_lines
+    from services.render.tokenizer import Tokenizer
 
-    decode = None if config.model is None else _decoder(config.model)
+    if first == second == STDIN:
+        raise ConfigError("only one of the two files can be standard input")
+    decode, fingerprint = None, None
+    if config.model is not None:
+        tokenizer = Tokenizer(load_model_folder(config.model).tokenizer_file)
+        decode, fingerprint = partial(tokenizer.decode, skip_special_tokens=False), tokenizer.fingerprint
     with _open(first) as one, _open(second) as other:
-        lines = first_difference(read_lines(one, first), read_lines(other, second), decode)
+        ours = read_lines(one, _name_of(first), fingerprint)
+        theirs = read_lines(other, _name_of(second), fingerprint)
+        lines = first_difference(ours, theirs, decode)
     for line in lines:
         print(line)
     return 1 if lines else 0
 
 
-def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
-    from services.render.tokenizer import Tokenizer
-
-    return partial(Tokenizer(model / "tokenizer.json").decode, skip_special_tokens=False)
+def _name_of(file: str) -> str:
+    return "standard input" if file == STDIN else file
 
 
 def _open(name: str) -> AbstractContextManager[BinaryIO]:

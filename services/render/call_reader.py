@@ -31,9 +31,8 @@ class CallReader:
         # None as long as the separator has not come.
         self._after_separator: str | None = None
         self.header: CallHeader | None = None
-        # The end of the arguments so far, as long as it may be cut off them.
+        # The end of the arguments so far, as long as it may be cut off them. Empty before they begin.
         self._held: list[str] = []
-        self._has_arguments = False
         # What follows the arguments' last character for certain if the call ends here.
         self._trimmed = string.whitespace + ("`" if output_format.is_fenced else "")
 
@@ -81,7 +80,7 @@ class CallReader:
         return CallPiece(self._index, self.header.call_id, self.header.name, arguments)
 
     def _arguments_piece(self, text: str) -> CallPiece | None:
-        if not self._has_arguments and not self._held:
+        if not self._held:
             text = text.lstrip(string.whitespace)
         certain = text.rstrip(self._trimmed)
         if not certain:
@@ -89,5 +88,4 @@ class CallReader:
             return None
         arguments = "".join([*self._held, certain])
         self._held = [text[len(certain) :]]
-        self._has_arguments = True
         return CallPiece(self._index, "", "", arguments)

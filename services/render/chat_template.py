@@ -11,7 +11,7 @@ from services.render.control_tokens import ControlTokens, Prompt
 from services.render.conversation import Conversation
 from services.render.model_folder import DEFAULT_TEMPLATE, SPECIAL_TOKEN_NAMES
 from services.render.own_text import OwnText
-from services.render.template_environment import CompiledTemplate, TemplateEnvironment
+from services.render.template_environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.time_limit import time_limit
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range
@@ -46,7 +46,7 @@ class ChatTemplate:
         *,
         control_tokens: ControlTokens | None = None,
         max_seconds: float = 10.0,
-        max_chars: int = 64 * 1024 * 1024,
+        max_chars: int = MAX_CHARS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """sources: by name, DEFAULT_TEMPLATE for ordinary chats. control_tokens: in content they are text;

@@ -14,9 +14,11 @@ T = TypeVar("T")
 # Up to here a request takes a millisecond, or five if it is all tiny messages. The way to a thread and back
 # costs half a millisecond, and more when both sides want the interpreter's lock.
 _INLINE_BYTES = 4 * 1024
-# What the loops of a template may take of the event loop before it moves to a thread.
+# What a template's loops may take of the event loop, and of the thread for small work, before the request
+# counts as large.
 _INLINE_SECONDS = 0.02
-# Up to here one step of a stream takes a few milliseconds, whatever its stop strings.
+_SMALL_SECONDS = 0.1
+# Up to here one step of a stream takes a few milliseconds.
 _INLINE_STEP_BYTES = 512
 # Up to here a request takes a few milliseconds to tokenize.
 _SMALL_BYTES = 16 * 1024
@@ -40,25 +42,25 @@ class ComputePool:
     async def run(self, num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """work(*args, **kwargs). num_bytes: the size of what it works on. It may be begun anew on a thread:
         until it looks at the clock for the last time it must not have changed anything."""
-        if num_bytes > _INLINE_BYTES:
-            return await self._run_on_thread(num_bytes, work, *args, **kwargs)
-        try:
-            with time_limit(_INLINE_SECONDS, _TakesLongerError()):
+        is_inline = num_bytes <= _INLINE_BYTES
+
+        def work_for_a_while() -> T:
+            with time_limit(_INLINE_SECONDS if is_inline else _SMALL_SECONDS, _TakesLongerError()):
                 return work(*args, **kwargs)
-        except _TakesLongerError:
-            return await _run_on(self._large, work, *args, **kwargs)
+
+        if num_bytes <= _SMALL_BYTES:
+            try:
+                return work_for_a_while() if is_inline else await _run_on(self._small, work_for_a_while)
+            except _TakesLongerError:
+                pass
+        return await _run_on(self._large, lambda: work(*args, **kwargs))
 
     async def run_step(self, num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """One step of a stream, begun once: at once if it is as small as most are, else on a thread."""
-        if num_bytes > _INLINE_STEP_BYTES:
-            return await self._run_on_thread(num_bytes, work, *args, **kwargs)
-        return work(*args, **kwargs)
-
-    async def _run_on_thread(
-        self, num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+        if num_bytes <= _INLINE_STEP_BYTES:
+            return work(*args, **kwargs)
         executor = self._small if num_bytes <= _SMALL_BYTES else self._large
-        return await _run_on(executor, work, *args, **kwargs)
+        return await _run_on(executor, lambda: work(*args, **kwargs))
 
     def close(self) -> None:
         """Gives up what has not begun; running work ends by itself."""
@@ -66,5 +68,5 @@ class ComputePool:
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-async def _run_on(executor: Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    return await asyncio.get_running_loop().run_in_executor(executor, lambda: work(*args, **kwargs))
+async def _run_on(executor: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, work)

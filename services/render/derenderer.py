@@ -7,6 +7,7 @@ from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 from services.render.output_text import OutputText, OutputTextFactory
 from services.render.stop_strings import StopStrings
 from shared.errors import out_of_range
+from shared.sampling_params import MAX_N
 
 
 class Derenderer:
@@ -45,18 +46,26 @@ class Derenderer:
         ended = sum(output.is_ended for output in self._outputs.values())
         return ended == self._num_outputs
 
+    def weight(self, event: scheduler_pb2.GenerateResponse) -> int:
+        """The size of what `push` works on: the event's bytes, and a token for each that it may release."""
+        output = self._outputs.get(event.output_index)
+        return event.ByteSize() + (0 if output is None else output.num_pending)
+
     def take_stopped(self) -> list[int]:
         """Outputs that a stop string ended since the last call: whoever generates aborts them."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
     def push(self, event: scheduler_pb2.GenerateResponse) -> list[render_pb2.TextEvent]:
-        """What this event makes known. Raises ServiceError if it names an output that does not exist."""
+        """What this event makes known. Raises ServiceError if it names an output that does not exist, or
+        admits more outputs than a request can have."""
         kind = event.WhichOneof("event")
         index = event.output_index
         if index >= self._num_outputs:
             raise out_of_range("event.output_index", index, f"0 to {self._num_outputs - 1}, as admitted")
         if kind == "admitted":
+            if (num_outputs := len(event.admitted.seeds)) > MAX_N:
+                raise out_of_range("event.admitted.seeds", f"{num_outputs} seeds", f"at most {MAX_N}")
             self._admitted = event.admitted
             self._usage.prompt_tokens = event.admitted.prompt_tokens
         elif kind == "scheduled":

@@ -121,6 +121,7 @@ class WindowDetokenizer:
         """As Detokenizer."""
         new = self.finish()
         self._window.append(token_id)
+        del self._window[:-_CONTEXT]
         self._num_chars_sent = len(self._window_text())
         return new
 

@@ -4,7 +4,7 @@ import json
 from typing import Any, NoReturn
 
 # Deeper than any schema or argument; whoever walks through a value needs no bound of its own.
-MAX_DEPTH = 128
+MAX_DEPTH = 64
 
 
 def read_json(text: str) -> Any:

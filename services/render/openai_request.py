@@ -82,7 +82,7 @@ def _read_lists(
     sampling_params.stop_token_ids.extend(_uint32(f"stop_token_ids[{i}]", each) for i, each in enumerate(ids))
     for token_id, bias in _object("logit_bias", given.get("logit_bias", {})).items():
         path = f"logit_bias[{token_id}]"
-        if not (token_id.isascii() and token_id.isdecimal()):
+        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MAX_TOKEN_ID_DIGITS):
             raise out_of_range(path, bias, "token ids as keys")
         sampling_params.logit_bias[_uint32(path, int(token_id))] = _number(path, bias)
 
@@ -113,8 +113,8 @@ def _read_message(value: Any, path: str) -> render_pb2.ChatMessage:
         message.content = body.pop("content")
     elif body.get("content") is None:
         body.pop("content", None)
-    else:  # the parts of a text
-        _list(f"{path}.content", body["content"])
+    elif not isinstance(body["content"], list):  # the parts of a text
+        raise out_of_range(f"{path}.content", json.dumps(body["content"]), "a text or a list of parts")
     for name in ("reasoning_content", "tool_call_id", "name"):
         if (text := body.pop(name, None)) is not None:
             setattr(message, name, _text(f"{path}.{name}", text))
@@ -190,6 +190,7 @@ def _object(path: str, value: Any) -> dict[str, Any]:
 
 
 _uint32 = _integer(0, 2**32 - 1)
+_MAX_TOKEN_ID_DIGITS = 10
 
 # Keys that are fields of the same name.
 _SAMPLING: dict[str, _Check] = {

@@ -96,6 +96,11 @@ class OutputText:
         self.is_ended = False
 
     @property
+    def num_pending(self) -> int:
+        """Tokens that wait for their text."""
+        return len(self._pending)
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string found."""
         return self._stop_checker.stop_string

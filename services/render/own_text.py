@@ -57,6 +57,10 @@ class OwnText(str):
         return self.lstrip(chars).rstrip(chars)
 
 
+# As errors of a template name it: a template knows no other kind of text.
+OwnText.__name__ = "str"
+
+
 def as_written(text: str) -> str:
     """A text without disguise, to search for."""
     return str.__str__(text)

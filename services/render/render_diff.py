@@ -38,7 +38,8 @@ def _prompt_difference(
     at = next((index for index, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
     yield f"request {number} differs in its prompt from token {at} on ({len(ours)} and {len(theirs)} tokens)"
     start = max(0, at - _TOKENS_BEFORE)
-    yield from _side("both", ours[start:at], decode, is_cut=False)
+    if at > 0:
+        yield from _side("both", ours[start:at], decode, is_cut=False)
     for name, ids in (("first", ours), ("second", theirs)):
         yield from _side(name, ids[at : at + _TOKENS_AFTER], decode, is_cut=len(ids) > at + _TOKENS_AFTER)
 

@@ -72,9 +72,11 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
         async for request in request_iterator:
             kind = request.WhichOneof("message")
             if derenderer is None and kind == "params":
-                derenderer = self._open(request.params)
+                derenderer = await self._open(request.params)
             elif derenderer is not None and kind == "event":
-                events = await self._pool.run_step(request.ByteSize(), derenderer.push, request.event)
+                events = await self._pool.run_step(
+                    derenderer.weight(request.event), derenderer.push, request.event
+                )
                 for event in events:
                     yield render_pb2.DerenderResponse(event=event)
             else:
@@ -83,10 +85,11 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
             message = "the stream was closed before every output's end"
             raise ServiceError(Reason.STREAM_INCOMPLETE, message, field="message")
 
-    def _open(self, params: render_pb2.DerenderParams) -> Derenderer:
+    async def _open(self, params: render_pb2.DerenderParams) -> Derenderer:
         self._renderer.check_model(params.model, "params.model")
         validate_text_params(params.text_params, "params.text_params")
-        return Derenderer(self._output_texts, params.text_params)
+        text_params = params.text_params
+        return await self._pool.run_step(text_params.ByteSize(), Derenderer, self._output_texts, text_params)
 
 
 def take_request_id(request: render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest) -> None:

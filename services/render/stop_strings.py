@@ -21,10 +21,6 @@ class StopStrings:
         self._link()
         self._first_chars = frozenset(self._next[0])
 
-    def __bool__(self) -> bool:
-        """There are any."""
-        return bool(self._first_chars)
-
     def begin_in(self, text: str) -> bool:
         """Whether the text holds a character that some stop string begins with."""
         return not self._first_chars.isdisjoint(text)

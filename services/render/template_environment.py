@@ -22,6 +22,9 @@ from services.render.own_text import OwnText, OwnTextMarker, as_written
 from services.render.time_limit import check_clock
 from services.render.tool_arguments import is_text
 
+# Of a rendering, and of any JSON in it.
+MAX_CHARS = 64 * 1024 * 1024
+
 
 class CompiledTemplate(NamedTuple):
     """A template, ready to render, and what its source tells."""
@@ -112,9 +115,21 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes < > & ' for HTML; models are trained on the characters themselves.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if indent is None:
+        return encoder.encode(value)
+    # White space may make it hundreds of times as long as what was sent.
+    pieces: list[str] = []
+    num_chars = 0
+    for piece in encoder.iterencode(value):
+        check_clock()
+        num_chars += len(piece)
+        if num_chars > MAX_CHARS:
+            raise jinja2.TemplateError(f"its JSON is longer than {MAX_CHARS} characters")
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _replace(text: Any, old: Any, new: Any, count: int = -1) -> str:

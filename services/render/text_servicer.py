@@ -68,11 +68,14 @@ class TextServicer(render_pb2_grpc.TextServiceServicer):
         take_request_id(request)
         rendered = await self._pool.run(request.ByteSize(), render, request, _PREFIX)
         render_seconds = perf_counter() - arrival
-        derenderer = Derenderer(self._output_texts, rendered.text_params, wait_for_timings=True)
+        text_params = rendered.text_params
+        derenderer = await self._pool.run_step(
+            text_params.ByteSize(), Derenderer, self._output_texts, text_params, wait_for_timings=True
+        )
         call = self._scheduler.generate(rendered.generate_request, context.time_remaining())
         try:
             async for event in call:
-                text_events = await self._pool.run_step(event.ByteSize(), derenderer.push, event)
+                text_events = await self._pool.run_step(derenderer.weight(event), derenderer.push, event)
                 for output_index in derenderer.take_stopped():
                     await self._scheduler.abort(derenderer.generation_id, output_index)
                 for text_event in text_events:

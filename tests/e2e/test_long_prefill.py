@@ -50,7 +50,11 @@ async def test_within_a_20_second_prefill_every_service_answers_health_within_10
     assert seconds > _PREFILL_SECONDS / 2, "the prefill was too short to show anything"
     for service, measured in zip(services, delays, strict=True):
         assert len(measured) > 50
-        assert max(measured) < 0.1, (service.command, sorted(measured)[-5:])
+        *_, third, second, longest = sorted(measured)
+        # What else runs on the machine may hold up one or two. A loop that waits for the pass would hold up
+        # them all, or one for as long as the pass takes.
+        assert third < 0.1, (service.command, third, second, longest)
+        assert longest < 1, (service.command, third, second, longest)
 
 
 async def _tokens_for(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", seconds: float) -> int:

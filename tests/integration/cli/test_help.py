@@ -1,6 +1,7 @@
 """Each command's help lists every flag with its variable and its default."""
 
 import re
+from importlib.metadata import version
 
 import pytest
 
@@ -36,3 +37,8 @@ def test_without_a_command_the_commands_are_listed() -> None:
     result = run()
     assert result.returncode == 0
     assert all(command in result.stdout for command in CLASSES)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, f"triptych {version('triptych')}\n")

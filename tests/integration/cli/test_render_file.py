@@ -68,6 +68,14 @@ def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_
         (["render-file"], "Missing argument 'CONVERSATIONS'."),
         (["diff-render", "/nowhere", "-"], "cannot read /nowhere: No such file or directory"),
         (["diff-render", "-"], "Missing argument 'SECOND'."),
+        (["diff-render", "-", "-"], "only one of the two files can be standard input"),
+        (
+            ["diff-render", "/dev/null", "-", "--model", "/nowhere"],
+            "the model folder /nowhere does not exist",
+        ),
+        (["render-file", "-"], "standard input holds no request"),
+        (["diff-render", "/dev/null", "-"], "/dev/null holds no request"),
+        (["render-file", "a/../x", "--output", "x"], "--output is x, the file that is read"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -90,7 +98,7 @@ def test_a_difference_is_shown_and_exits_with_1(conversations: Path, tmp_path: P
     assert "Ada" in different.stdout
     broken = run("diff-render", first, str(conversations))
     assert broken.returncode == 2
-    assert f"{conversations}, line 1: not a GenerateRequest" in broken.stderr
+    assert f"{conversations}, line 1: not a request that render-file wrote" in broken.stderr
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:

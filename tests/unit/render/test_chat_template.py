@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from triptych.v1 import render_pb2
 
+from services.render import template_environment
 from services.render.chat_template import ChatTemplate
 from services.render.tokenizer import Tokenizer
 from shared.config import ConfigError
@@ -80,6 +81,24 @@ def test_malformed_arguments_of_an_old_turn_are_shown_as_they_are(style: str) ->
 def test_tojson_escapes_neither_html_nor_unicode_and_keeps_order() -> None:
     source = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
     assert ask(source, tools=TOOLS[:1]) == json.dumps(TOOLS[0], ensure_ascii=False)
+
+
+@pytest.mark.parametrize("indent", [2, 4, "\t"])
+def test_indented_json_is_python_s_and_bounded(indent: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"{{{{ tools | tojson(indent={indent!r}) }}}}"
+    tool = {"b": [1, {"ü": "<&>"}, []], "a": None}
+    request = to_request([user("x")])
+    request.tools_json.append(json.dumps(tool))
+    assert render(source, request) == json.dumps([tool], ensure_ascii=False, indent=indent)
+    monkeypatch.setattr(template_environment, "MAX_CHARS", 20)
+    assert "longer than 20 characters" in refusal(source, request).message
+
+
+def test_an_error_names_texts_as_the_template_knows_them() -> None:
+    tokens = demo_tokenizer().control_tokens
+    request = render_pb2.RenderChatRequest(messages=[render_pb2.ChatMessage(role="assistant")])
+    error = refusal("{{ '<｜User｜>' + messages[0].content }}", request, control_tokens=tokens)
+    assert "'str' and 'NoneType'" in error.message
 
 
 def test_tools_are_refused_by_a_template_that_ignores_them() -> None:

@@ -88,3 +88,17 @@ async def test_errors_come_back(pool: ComputePool) -> None:
     for num_bytes in (10, LARGE):
         with pytest.raises(ValueError, match="as it is"):
             await pool.run(num_bytes, fail, "as it is")
+
+
+async def test_small_work_that_loops_on_its_thread_lets_other_small_work_through(pool: ComputePool) -> None:
+    def loop(until: float) -> str:
+        while monotonic() < until:
+            check_clock()
+        return "done"
+
+    looping = asyncio.ensure_future(pool.run(5000, loop, monotonic() + 1))
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(0.8):
+        assert await pool.run_step(6000, lambda: "small") == "small"
+    assert not looping.done()
+    assert await looping == "done"

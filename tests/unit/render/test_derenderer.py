@@ -11,6 +11,7 @@ from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 from services.render.derenderer import Derenderer
 from services.render.output_text import OutputTextFactory
 from shared.errors import Reason, ServiceError
+from shared.sampling_params import MAX_N
 from tests.support.fake_scheduler import Response, aborted, admitted, chunk, finished, scheduled
 from tests.support.render_models import demo_tokenizer
 
@@ -228,3 +229,21 @@ def test_nothing_of_the_prompt_is_ever_in_the_text() -> None:
     tail = ids_of("👍")[-1:]
     result = Result(push_all(make(), [admitted(), chunk(tail), chunk(ids_of("hi")), finished()]))
     assert result.text == text_of([*tail, *ids_of("hi")])
+
+
+def test_more_outputs_than_a_request_can_have_are_refused() -> None:
+    make().push(admitted(seeds=range(MAX_N)))
+    with pytest.raises(ServiceError, match=f"seeds is {MAX_N + 1} seeds; allowed: at most {MAX_N}") as caught:
+        make().push(admitted(seeds=range(MAX_N + 1)))
+    assert caught.value.field == "event.admitted.seeds"
+
+
+def test_an_event_weighs_what_it_may_release() -> None:
+    derenderer = make(stop=["a" * 1000])
+    held = chunk(ids_of("a") * 500)
+    assert derenderer.weight(held) == held.ByteSize()
+    push_all(derenderer, [admitted(), held])
+    end = finished(STOP)
+    assert derenderer.weight(end) == end.ByteSize() + 500
+    push_all(derenderer, [end])
+    assert derenderer.weight(end) == end.ByteSize()

@@ -140,6 +140,30 @@ def test_nothing_reaches_across_a_token_that_is_not_decoded(
     assert parts == one_shot.split(tokenizer.token(tag))[:-1]
 
 
+def test_what_a_window_decodes_again_stays_small() -> None:
+    decoded = []
+
+    class Counting:
+        def token(self, token_id: int) -> str | None:
+            return sentencepiece_like().token(token_id)
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            decoded.append(len(token_ids))
+            return sentencepiece_like().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    byte, piece, replacement, tag = 3 + 0xE4, 3 + 256 + 1, 3 + 256 + 7, 1
+    detokenizer = WindowDetokenizer(Counting(), frozenset())  # type: ignore[arg-type]
+    for token_id in (piece, replacement, tag, byte, piece):
+        for _ in range(500):
+            if token_id == tag:
+                detokenizer.finish_before(tag)
+            else:
+                detokenizer.push(token_id)
+    # A run of byte tokens is decoded whole, when it ends, and once more when it leaves the window.
+    assert sum(decoded) < 2500 * 70
+    assert sum(count > 100 for count in decoded) <= 2
+
+
 def test_each_kind_of_decoder_has_its_detokenizer() -> None:
     kinds = [
         DetokenizerFactory(each).create(skip_special_tokens=True)

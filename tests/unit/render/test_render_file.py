@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,25 @@ def test_an_error_names_file_line_and_key(renderer: Renderer, line: bytes, messa
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"prompt": 1}', b"\xff"])
 def test_a_file_that_was_not_rendered_is_refused(line: bytes) -> None:
-    with pytest.raises(ConfigError, match="y, line 1: not a GenerateRequest"):
+    with pytest.raises(ConfigError, match=r"^y, line 1: not a request that render-file wrote$"):
         list(read_lines([line], "y"))
+
+
+def test_a_file_of_another_tokenizer_is_refused(renderer: Renderer) -> None:
+    lines = [
+        line.encode()
+        for line in render_lines(renderer, [b'{"messages": [{"role": "user", "content": "hi"}]}'], "x")
+    ]
+    assert list(read_lines(lines, "y", renderer.tokenizer_fingerprint)) == list(read_lines(lines, "y"))
+    with pytest.raises(ConfigError, match=r"^y, line 1: made with another tokenizer than --model's$"):
+        list(read_lines(lines, "y", "another"))
+
+
+@pytest.mark.parametrize("lines", [[], [b"\n", b"  \n"]])
+def test_a_file_without_requests_is_refused(renderer: Renderer, lines: list[bytes]) -> None:
+    for read in (partial(render_lines, renderer), read_lines):
+        with pytest.raises(ConfigError, match=r"^x holds no request$"):
+            list(read(lines, "x"))
 
 
 def request(*token_ids: int, **params: Any) -> scheduler_pb2.GenerateRequest:
