@@ -13,6 +13,7 @@ from services.render.config import RenderConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from shared.config import ENV_PREFIX, ConfigError, ServiceConfig, TlsConfig, flag_of, load_config
+from shared.cores import num_usable_cores
 from shared.wire import Address
 
 # Of the services' own flags, those that `up` decides.
@@ -97,8 +98,7 @@ def _share_of_cores(num_workers: int) -> dict[str, str]:
     """One worker finds out by itself what it may use."""
     if num_workers == 1:
         return {}
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"threads": str(max(1, num_cores // num_workers))}
+    return {"threads": str(max(1, num_usable_cores() // num_workers))}
 
 
 def _arguments(config: ServiceConfig, flags: dict[str, Any]) -> list[str]:

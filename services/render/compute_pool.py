@@ -1,12 +1,12 @@
 """Where rendering runs: the smallest work on the event loop, where it is fastest, all other on threads."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from services.render.time_limit import time_limit
+from shared.cores import num_usable_cores
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class ComputePool:
 
     def __init__(self, num_threads: int | None = None) -> None:
         """num_threads: for large work; None: one per core, less the event loop's."""
-        threads = num_threads or max(1, (os.cpu_count() or 1) - 1)
+        threads = num_threads or max(1, num_usable_cores() - 1)
         # Each thread costs the tokenizer's memory: small work is short enough to take turns on one.
         self._small = ThreadPoolExecutor(1, thread_name_prefix="render-small")
         self._large = ThreadPoolExecutor(threads, thread_name_prefix="render-large")

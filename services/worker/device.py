@@ -1,18 +1,15 @@
 """Where the model runs, in which type, on how many threads: "auto" resolved before anything is built."""
 
-import math
-import os
 import time
-from pathlib import Path
 
 import torch
 
 from services.worker.model.config import CheckpointError, ModelConfig
+from shared.cores import num_usable_cores
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # The matmul that decides: an MLP's shape in small, a few milliseconds in either type.
 _PROBE_ROWS, _PROBE_SIZE, _PROBE_RUNS = 256, 1024, 5
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
@@ -46,7 +43,7 @@ def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[
 
 def set_threads(num_threads: int | None) -> int:
     """Sets torch's threads to so many, or to the cores that this process may use; returns the number."""
-    num_threads = num_threads or _num_usable_cores()
+    num_threads = num_threads or num_usable_cores()
     torch.set_num_threads(num_threads)
     return num_threads
 
@@ -61,23 +58,3 @@ def _matmul_seconds(dtype: torch.dtype) -> float:
         torch.nn.functional.linear(x, weight)
         seconds.append(time.perf_counter() - started)
     return min(seconds)
-
-
-def _num_usable_cores() -> int:
-    """Cores by affinity, cut to the control group's quota: a container sees all cores and may use few."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, math.floor(min(num_cores, _quota_in_cores())))
-
-
-def _quota_in_cores() -> float:
-    """What the control group grants, as cgroup v2 says it or as v1 does; infinity if it sets no limit."""
-    try:
-        if (v2 := _CGROUPS / "cpu.max").exists():
-            quota, period = v2.read_text().split()
-        else:
-            v1 = _CGROUPS / "cpu"
-            quota, period = ((v1 / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
-    except (OSError, ValueError):
-        return math.inf

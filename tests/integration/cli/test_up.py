@@ -12,6 +12,7 @@ import grpc
 import pytest
 from triptych.v1 import render_pb2, render_pb2_grpc, scheduler_pb2, types_pb2
 
+from shared.cores import num_usable_cores
 from tests.integration.cli.up import up, wait_until_gone
 from tests.support.certificates import Authority
 
@@ -99,6 +100,5 @@ def test_with_certificates_and_two_workers_the_services_find_each_other(tmp_path
         assert sorted(line.split(" is ready on ")[0] for line in lines) == [
             "render", "scheduler", "worker 0", "worker 1",
         ]  # fmt: skip
-        num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         loaded = [line for line in process.log if line["event"] == "model_loaded"]
-        assert [line["threads"] for line in loaded] == [max(1, num_cores // 2)] * 2
+        assert [line["threads"] for line in loaded] == [max(1, num_usable_cores() // 2)] * 2

@@ -1,13 +1,11 @@
 """Resolving "auto"."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 from services.worker import device
 from services.worker.model.config import CheckpointError
+from shared.cores import num_usable_cores
 from tests.unit.worker.model.configs import make_config
 
 CPU = torch.device("cpu")
@@ -52,35 +50,9 @@ def test_auto_measures() -> None:
     assert "this processor" in why
 
 
-V1_QUOTA, V1_PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
-
-
-@pytest.mark.parametrize(
-    ("files", "cores", "expected"),
-    [
-        ({"cpu.max": "max 100000"}, 8, 8),
-        ({"cpu.max": "200000 100000"}, 8, 2),
-        ({"cpu.max": "250000 100000"}, 8, 2),
-        ({"cpu.max": "50000 100000"}, 8, 1),
-        ({"cpu.max": "900000 100000"}, 8, 8),
-        ({"cpu.max": "?"}, 3, 3),
-        ({V1_QUOTA: "-1\n", V1_PERIOD: "100000\n"}, 8, 8),
-        ({V1_QUOTA: "300000\n", V1_PERIOD: "100000\n"}, 8, 3),
-        ({V1_QUOTA: "10000\n", V1_PERIOD: "100000\n"}, 8, 1),
-        ({V1_QUOTA: "300000\n"}, 8, 8),
-        ({}, 3, 3),
-    ],
-)
-def test_threads_are_the_cores_that_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], cores: int, expected: int
-) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(device, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+def test_threads_are_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    assert device.set_threads(None) == expected
+    assert device.set_threads(None) == num_usable_cores()
     assert device.set_threads(5) == 5
-    assert chosen == [expected, 5]
+    assert chosen == [num_usable_cores(), 5]
