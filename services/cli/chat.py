@@ -11,6 +11,7 @@ from pydantic import Field
 from rich.console import Console
 from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 
+from services.cli.call_failure import print_failure
 from services.cli.timings import timings_table
 from shared.config import ListenAddress, TlsConfig
 from shared.grpc_client import create_channel
@@ -78,8 +79,7 @@ def chat(message: str, config: ChatConfig) -> int:
             for text in [message] if message else _typed():
                 runner.run(conversation.say(text))
         except grpc.aio.AioRpcError as error:
-            details = " ".join((error.details() or "").split())
-            print(f"triptych: {config.render}: {error.code().name}: {details}", file=sys.stderr)
+            print_failure(config.render, error)
             return 1
         finally:
             runner.run(channel.close())

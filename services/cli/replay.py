@@ -4,7 +4,6 @@ Each step is as recorded, its tokens too, so that a difference in one does not l
 """
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import grpc
 from pydantic import Field
 from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
+from services.cli.call_failure import print_failure
 from services.cli.replay_difference import first_difference
 from shared.config import ConfigError, ListenAddress, TlsConfig
 from shared.grpc_client import create_channel
@@ -51,8 +51,7 @@ def replay(file: str, config: ReplayConfig) -> int:
     try:
         difference = asyncio.run(_replay(sessions, config))
     except grpc.aio.AioRpcError as error:
-        details = " ".join((error.details() or "").split())
-        print(f"triptych: {config.worker}: {error.code().name}: {details}", file=sys.stderr)
+        print_failure(config.worker, error)
         return 2
     if difference is not None:
         print(difference)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.render.text_finder import Span, TextFinder, spans_of
+from services.render.text_finder import Span, TextFinder, replace_spans, spans_of
 
 # The marks are the private-use characters up to here: of all of them the least likely in a text.
 _LAST_MARK = 0x10FFFD
@@ -96,29 +96,22 @@ class ControlTokens:
         """The text without disguise."""
         if not self.has_marks(text):
             return text
-        parts: list[str] = []
-        end = 0
-        for start, stop in spans_of(self._marks, text):
-            parts += (text[end:start], text[start:stop].translate(self._mark_to_char))
-            end = stop
-        return "".join([*parts, text[end:]])
+        return replace_spans(text, spans_of(self._marks, text), self._read)
 
     def cut(self, marked: str) -> Prompt:
         """What a rendering's text is, and which control tokens in it are meant."""
         if not self._tokens:
             return Prompt(marked, [Piece(marked, True)])
-        parts: list[str] = []
-        own: list[Span] = []
-        end = 0
-        for start, stop in self._marked_finder.spans(marked):
-            parts += (self.unmark(marked[end:start]), marked[start:stop].translate(self._mark_to_char))
-            own.append((start, stop))
-            end = stop
-        text = "".join([*parts, self.unmark(marked[end:])])
+        own = list(self._marked_finder.spans(marked))
+        # The tokens first: few marks, if any, stand elsewhere, and looking for those takes longer.
+        text = self.unmark(replace_spans(marked, own, self._read))
         if list(self._finder.spans(text)) == own:
             # The tokenizer will find these and no others.
             return Prompt(text, [Piece(text, True)])
         return Prompt(text, self._pieces(text, own))
+
+    def _read(self, marks: str) -> str:
+        return marks.translate(self._mark_to_char)
 
     def _open_ends(self, text: str) -> tuple[int, int]:
         """How many characters at the start end a token, and how many at the end begin one."""

@@ -4,7 +4,6 @@ Free-form parts come as JSON text and reach the template as they were sent: same
 integers, nothing added. Errors name the field by its path.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from triptych.v1 import render_pb2
 
-from services.render.json_text import read_json
+from services.render.json_text import HALF_PAIR, has_half_pair, read_json
 from services.render.tool_arguments import ToolArguments
 from shared.errors import Reason, ServiceError, out_of_range
 
@@ -162,11 +161,5 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _refuse_surrogates(text: str, value: Any, field: str) -> None:
-    """Half of a surrogate pair is no character: no tokenizer and no message can carry it."""
-    if not _SURROGATE_ESCAPE.search(text):
-        return
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        message = f"{field} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
-        raise ServiceError(Reason.INVALID_TEXT, message, field=field) from None
+    if _SURROGATE_ESCAPE.search(text) and has_half_pair(value):
+        raise ServiceError(Reason.INVALID_TEXT, f"{field} {HALF_PAIR}", field=field)

@@ -3,6 +3,8 @@
 import json
 from typing import Any, NoReturn
 
+# What is said of a value with half a pair in it.
+HALF_PAIR = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 # Deeper than any schema or argument; whoever walks through a value needs no bound of its own.
 MAX_DEPTH = 64
 
@@ -21,6 +23,15 @@ def read_json(text: str) -> Any:
     if any(isinstance(each, dict | list) for each in level):
         raise ValueError(_TOO_DEEP)
     return value
+
+
+def has_half_pair(value: Any) -> bool:
+    """Whether a text in it holds half of a surrogate pair, which no tokenizer and no message can carry."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 _TOO_DEEP = f"nested more than {MAX_DEPTH} deep"

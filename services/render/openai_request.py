@@ -11,7 +11,7 @@ from typing import Any
 
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.json_text import read_json
+from services.render.json_text import HALF_PAIR, has_half_pair, read_json
 from shared.errors import Reason, ServiceError, out_of_range
 
 _Check = Callable[[str, Any], Any]
@@ -60,11 +60,8 @@ def _parse(text: str) -> dict[str, Any]:
         raise ServiceError(Reason.INVALID_JSON, f"not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise ServiceError(Reason.INVALID_JSON, "not a JSON object")
-    try:
-        _to_json(body).encode()
-    except UnicodeEncodeError:
-        message = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
-        raise ServiceError(Reason.INVALID_TEXT, message) from None
+    if has_half_pair(body):
+        raise ServiceError(Reason.INVALID_TEXT, HALF_PAIR)
     return body
 
 

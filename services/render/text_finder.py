@@ -41,12 +41,17 @@ class TextFinder:
 
     def replace(self, text: str, new: Callable[[str], str]) -> str:
         """The text with what is found in it replaced."""
-        parts: list[str] = []
-        end = 0
-        for start, stop in self.spans(text):
-            parts += (text[end:start], new(text[start:stop]))
-            end = stop
-        return "".join([*parts, text[end:]])
+        return replace_spans(text, self.spans(text), new)
+
+
+def replace_spans(text: str, spans: Iterable[Span], new: Callable[[str], str]) -> str:
+    """The text with these parts of it, from left to right, replaced."""
+    parts: list[str] = []
+    end = 0
+    for start, stop in spans:
+        parts += (text[end:start], new(text[start:stop]))
+        end = stop
+    return "".join([*parts, text[end:]])
 
 
 def spans_of(pattern: re.Pattern[str], text: str, position: int = 0) -> Iterator[Span]:

@@ -20,10 +20,6 @@ class WaitingQueue:
         """Takes its place by priority and arrival, also when it comes back."""
         insort(self._sequences, sequence, key=self._key)
 
-    def peek(self) -> Sequence:
-        """The next one; the queue is not empty."""
-        return self._sequences[0]
-
     def remove(self, sequence: Sequence) -> None:
         """Takes it out, if it is there."""
         if sequence in self._sequences:

@@ -1,0 +1,13 @@
+"""How a command says that a service it called did not answer as it should."""
+
+import sys
+
+import grpc
+
+from shared.wire import Address
+
+
+def print_failure(address: Address, error: grpc.aio.AioRpcError) -> None:
+    """One line on stderr."""
+    details = " ".join((error.details() or "").split())
+    print(f"triptych: {address}: {error.code().name}: {details}", file=sys.stderr)
