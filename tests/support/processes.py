@@ -8,13 +8,14 @@ with started("worker") as worker, started("scheduler", "--worker", str(worker.ad
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ READINESS = {
 _COMMAND = "services.cli"
 _ROOT = Path(__file__).parents[2]
 _START_SECONDS = 60.0
+# Below the ports that a kernel picks by itself, for outgoing connections and for port 0: one of those may be
+# taken again before the process that it was picked for listens there.
+_PORTS = range(10_000, 30_000)
+# Of its own: hypothesis seeds the common one, and two test runs on one machine would draw the same ports.
+_DRAW = random.Random()
+_reserved: set[int] = set()
 
 
 class TriptychProcess:
@@ -71,6 +78,15 @@ class TriptychProcess:
         """The JSON lines that it has logged so far; a line that is being written is left out."""
         lines = self.stderr.split("\n")[:-1]
         return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def wait_until_serving(self, address: Address, service: str, seconds: float = _START_SECONDS) -> None:
+        """Until health at one of its addresses says SERVING. Fails if it ends or takes too long."""
+        deadline = time.monotonic() + seconds
+        while health_at(address, service) != health_pb2.HealthCheckResponse.SERVING:
+            code = self.process.poll()
+            assert code is None, f"ended with exit code {code}:\n{self.stderr[-2000:]}"
+            assert time.monotonic() < deadline, f"{service!r} is not ready:\n{self.stderr[-2000:]}"
+            time.sleep(0.05)
 
     def send(self, signal_number: signal.Signals) -> None:
         """Sends a signal."""
@@ -121,21 +137,21 @@ class ServiceProcess(TriptychProcess):
     def wait_until_ready(self, service: str | None = None, seconds: float = _START_SECONDS) -> None:
         """Until health says SERVING for its service (or `service`). Fails if it ends or takes too long."""
         service = READINESS[self.command] if service is None else service
-        deadline = time.monotonic() + seconds
-        while self.health(service) != health_pb2.HealthCheckResponse.SERVING:
-            code = self.process.poll()
-            assert code is None, f"{self.command} ended with exit code {code}:\n{self.stderr[-2000:]}"
-            assert time.monotonic() < deadline, f"{service!r} is not ready:\n{self.stderr[-2000:]}"
-            time.sleep(0.05)
+        self.wait_until_serving(self.address, service, seconds)
 
     def health(self, service: str, timeout: float = 1.0) -> int:
         """HealthCheckResponse.status of a service; UNKNOWN if it does not answer."""
-        with grpc.insecure_channel(str(self.address), options=CLIENT_OPTIONS) as channel:
-            request = health_pb2.HealthCheckRequest(service=service)
-            try:
-                return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout).status)
-            except grpc.RpcError:
-                return int(health_pb2.HealthCheckResponse.UNKNOWN)
+        return health_at(self.address, service, timeout)
+
+
+def health_at(address: Address, service: str, timeout: float = 1.0) -> int:
+    """HealthCheckResponse.status of a service at an address; UNKNOWN if it does not answer."""
+    with grpc.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout).status)
+        except grpc.RpcError:
+            return int(health_pb2.HealthCheckResponse.UNKNOWN)
 
 
 @contextmanager
@@ -172,20 +188,24 @@ def run(
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that neither this process nor the kernel gives to anybody else."""
+    return _reserve([0])
 
 
 def free_base_port(num_services: int) -> int:
     """For `triptych up`: so many free ports in a row, and the same 1,000 above."""
+    return _reserve([offset + above for offset in range(num_services) for above in (0, 1000)])
+
+
+def _reserve(offsets: Sequence[int]) -> int:
+    """A base, drawn at random, from which all of these ports are free."""
     for _ in range(1000):
-        base = free_port()
-        ports = [base + offset + above for offset in range(num_services) for above in (0, 1000)]
-        if base <= 64000 and all(_is_free(port) for port in ports):
+        base = _DRAW.choice(_PORTS)
+        ports = {base + offset for offset in offsets}
+        if ports.isdisjoint(_reserved) and all(_is_free(port) for port in ports):
+            _reserved.update(ports)
             return base
-    raise AssertionError("no free ports in a row")
+    raise AssertionError("no free ports")
 
 
 def _is_free(port: int) -> bool:
