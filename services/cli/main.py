@@ -1,6 +1,7 @@
 """The commands. What the user can mend ends in one clear line and exit code 2."""
 
 import sys
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -21,12 +22,17 @@ from services.render.config import RenderConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from services.worker.tuning import tune_process
-from shared.config import ConfigError, TlsConfig, load_config
+from shared.config import ENV_PREFIX, ConfigError, TlsConfig, load_config
 
 app = typer.Typer(
     help="Serving for language models with Multi-head Latent Attention, as three gRPC services.",
     add_completion=False,
     pretty_exceptions_enable=False,
+)
+
+
+_command = partial(
+    app.command, epilog=f"Each flag is also an environment variable: --some-flag is {ENV_PREFIX}some_flag."
 )
 
 
@@ -66,16 +72,16 @@ def _render(given: dict[str, Any]) -> None:
 
 
 _NOTHING: frozenset[str] = frozenset()
-app.command("worker", help="The forward pass: owns weights and KV bytes.")(
+_command("worker", help="The forward pass: owns weights and KV bytes.")(
     command_from([WorkerConfig], _worker, _NOTHING)
 )
-app.command("scheduler", help="Continuous batching over one or more workers.")(
+_command("scheduler", help="Continuous batching over one or more workers.")(
     command_from([SchedulerConfig], _scheduler, _NOTHING)
 )
-app.command("render", help="Conversation to tokens, tokens to text; without weights.")(
+_command("render", help="Conversation to tokens, tokens to text; without weights.")(
     command_from([RenderConfig], _render, _NOTHING)
 )
-app.command("up", help="All three as child processes, on this machine.")(
+_command("up", help="All three as child processes, on this machine.")(
     command_from([UpConfig, RenderConfig, SchedulerConfig, WorkerConfig], up, LEFT_OUT)
 )
 
@@ -85,7 +91,7 @@ def _chat(given: dict[str, Any]) -> None:
     raise typer.Exit(chat(message, load_config(ChatConfig, given)))
 
 
-app.command("chat", help="Streams one answer, or converses if there is no message.")(
+_command("chat", help="Streams one answer, or converses if there is no message.")(
     command_from([ChatConfig], _chat, _NOTHING, message="One message; without it, a conversation.")
 )
 
@@ -95,7 +101,7 @@ def _render_file(given: dict[str, Any]) -> None:
     render_file(conversations, load_config(RenderFileConfig, given))
 
 
-app.command("render-file", help="Renders a file of OpenAI-style chat requests, with nothing running.")(
+_command("render-file", help="Renders a file of OpenAI-style chat requests, with nothing running.")(
     command_from(
         [RenderFileConfig],
         _render_file,
@@ -110,7 +116,7 @@ def _diff_render(given: dict[str, Any]) -> None:
     raise typer.Exit(diff_render(first, second, load_config(DiffRenderConfig, given)))
 
 
-app.command("diff-render", help="Shows where two files of render-file first differ.")(
+_command("diff-render", help="Shows where two files of render-file first differ.")(
     command_from(
         [DiffRenderConfig],
         _diff_render,
@@ -128,7 +134,7 @@ def _replay(given: dict[str, Any]) -> None:
     raise typer.Exit(replay(file, load_config(ReplayConfig, given)))
 
 
-app.command("replay", help="Runs a worker's --record file on another worker, up to the first difference.")(
+_command("replay", help="Runs a worker's --record file on another worker, up to the first difference.")(
     command_from([ReplayConfig], _replay, _NOTHING, files={"file": "What a worker's --record wrote."})
 )
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import typer
 from pydantic.fields import FieldInfo
 
-from shared.config import ENV_PREFIX, TlsConfig, flag_of
+from shared.config import TlsConfig, flag_of
 
 
 def command_from(
@@ -41,7 +41,7 @@ def command_from(
         argument = typer.Argument(metavar=name.upper(), help=text)
         parameters.append(inspect.Parameter(name, kind, default=argument, annotation=str))
     if message is not None:
-        words = typer.Argument(None, metavar="[MESSAGE]...", help=message)
+        words = typer.Argument(None, metavar="MESSAGE", help=message)
         parameters.append(inspect.Parameter("message", kind, default=words, annotation=list[str] | None))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -53,7 +53,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     option = typer.Option(
         None,
         flag_of(name),
-        help=_help(name, field, is_switch),
+        help=_help(field, is_switch),
         metavar=None if is_switch else _metavar(field),
         show_default=False,
     )
@@ -61,11 +61,14 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 
-def _help(name: str, field: FieldInfo, is_switch: bool) -> str:
+def _help(field: FieldInfo, is_switch: bool) -> str:
+    notes = []
+    if choices := _choices(field):
+        notes.append("one of " + ", ".join(choices))
     text = field.description or ""
     if not is_switch and "(default" not in text and field.default is not None and not field.is_required():
-        text += f" (default: {_shown(field.default)})"
-    return f"{text} (variable: {ENV_PREFIX}{name})"
+        notes.append(f"default: {_shown(field.default)}")
+    return f"{text} ({'; '.join(notes)})" if notes else text
 
 
 def _shown(default: object) -> str:
@@ -74,15 +77,16 @@ def _shown(default: object) -> str:
     return str(default)
 
 
+def _choices(field: FieldInfo) -> list[str]:
+    """The allowed words of an enumeration."""
+    return [str(word) for kind in _types_in(field.annotation) if issubclass(kind, Enum) for word in kind]
+
+
 def _metavar(field: FieldInfo) -> str:
-    """The allowed words of an enumeration, or the kind of value."""
+    """The kind of value."""
     kinds = {"int": "N", "float": "NUMBER", "Path": "PATH", "Address": "HOST:PORT"}
-    for candidate in _types_in(field.annotation):
-        if issubclass(candidate, Enum):
-            return "|".join(str(member) for member in candidate)
-        if candidate.__name__ in kinds:
-            return kinds[candidate.__name__]
-    return "TEXT"
+    names = [kind.__name__ for kind in _types_in(field.annotation)]
+    return next((kinds[name] for name in names if name in kinds), "TEXT")
 
 
 def _types_in(annotation: Any) -> Iterator[type]:

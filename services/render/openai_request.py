@@ -13,6 +13,7 @@ from triptych.v1 import render_pb2, types_pb2
 
 from services.render.json_text import HALF_PAIR, has_half_pair, read_json
 from shared.errors import Reason, ServiceError, out_of_range
+from shared.sampling_params import MAX_N
 
 _Check = Callable[[str, Any], Any]
 
@@ -95,7 +96,7 @@ def _read_logprobs(given: Mapping[str, Any], sampling_params: types_pb2.Sampling
 def _read_max_tokens(given: Mapping[str, Any], sampling_params: types_pb2.SamplingParams) -> None:
     """max_tokens is the old name of max_completion_tokens."""
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in given]
-    values = {_uint32(name, given[name]) for name in names}
+    values = {_positive(name, given[name]) for name in names}
     if len(values) > 1:
         raise out_of_range("max_tokens", given["max_tokens"], "the same as max_completion_tokens, or unset")
     for value in values:
@@ -159,10 +160,10 @@ def _switch(path: str, value: Any) -> bool:
 def _number(path: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise out_of_range(path, json.dumps(value), "a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise out_of_range(path, value, "a number that a float can hold") from None
+    # The field is a 32-bit float, which would take a larger number for infinity.
+    if not -_MAX_FLOAT <= value <= _MAX_FLOAT:
+        raise out_of_range(path, value, f"a number from -{_MAX_FLOAT:.4g} to {_MAX_FLOAT:.4g}")
+    return float(value)
 
 
 def _integer(low: int, high: int) -> Callable[[str, Any], int]:
@@ -187,13 +188,17 @@ def _object(path: str, value: Any) -> dict[str, Any]:
 
 
 _uint32 = _integer(0, 2**32 - 1)
+_positive = _integer(1, 2**32 - 1)
+_MAX_FLOAT = (2 - 2**-23) * 2.0**127
 _MAX_TOKEN_ID_DIGITS = 10
 
 # Keys that are fields of the same name.
 _SAMPLING: dict[str, _Check] = {
     **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _number),
-    **dict.fromkeys(("top_k", "min_tokens", "prompt_logprobs", "n"), _uint32),
+    **dict.fromkeys(("min_tokens", "prompt_logprobs"), _uint32),
+    "top_k": _positive,
+    "n": _integer(1, MAX_N),
     "seed": _integer(0, 2**64 - 1),
     "ignore_eos": _switch,
 }

@@ -122,7 +122,14 @@ def test_tools_that_may_not_be_called_are_left_out() -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
+        ({"temperature": 1e39}, "temperature"),
+        ({"logit_bias": {"1": -(10**39)}}, "logit_bias[1]"),
         ({"n": -1}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 2**32}, "max_completion_tokens"),
         ({"n": 1.5}, "n"),
         ({"seed": 2**64}, "seed"),
         ({"ignore_eos": 1}, "ignore_eos"),
@@ -163,12 +170,18 @@ def test_what_cannot_be_honoured_is_refused_with_its_path(body: dict[str, Any], 
     assert refusal(json.dumps({"messages": [USER], **body})) == (Reason.PARAMETER_OUT_OF_RANGE, path)
 
 
+def test_the_largest_number_of_a_32_bit_float_is_itself() -> None:
+    largest = 2.0**128 - 2.0**104
+    assert read(temperature=largest).sampling_params.temperature == largest
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("{", Reason.INVALID_JSON),
         ("[]", Reason.INVALID_JSON),
         ('{"temperature": NaN}', Reason.INVALID_JSON),
+        ('{"temperature": 1e400}', Reason.PARAMETER_OUT_OF_RANGE),
         ('{"a": ' * 100_000, Reason.INVALID_JSON),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', Reason.INVALID_TEXT),
     ],
