@@ -16,6 +16,8 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.evict)
         # Per live sequence: how many of its blocks are published, and the last of them.
         self._published: dict[Sequence, tuple[int, CachedBlock | None]] = {}
+        # For whom was looked last, and what was found: one that does not fit is asked for at each step.
+        self._last_match: tuple[Sequence | None, list[CachedBlock]] = (None, [])
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens need."""
@@ -28,9 +30,14 @@ class KVCacheManager:
         """
         if sequence.request.prompt_logprobs is not None:
             return []
-        return self.prefix_cache.match_prefix(
-            sequence.token_ids(0, sequence.num_tokens - 1), sequence.request.cache_salt
+        asked_for, earlier = self._last_match
+        blocks = self.prefix_cache.match_prefix(
+            sequence.token_ids(0, sequence.num_tokens - 1),
+            sequence.request.cache_salt,
+            earlier if asked_for is sequence else (),
         )
+        self._last_match = (sequence, blocks)
+        return blocks
 
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the pool alone is large enough for it; the last token of an output is never computed."""

@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 HashBlock = Callable[[bytes, Sequence[int]], bytes]
 
@@ -57,12 +58,19 @@ class PrefixCache:
         self._by_hash: dict[bytes, CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
 
-    def match_prefix(self, token_ids: Sequence[int], cache_salt: str) -> list[CachedBlock]:
-        """The blocks that hold the longest known prefix of whole blocks."""
+    def match_prefix(
+        self, token_ids: Sequence[int], cache_salt: str, earlier: Sequence[CachedBlock] = ()
+    ) -> list[CachedBlock]:
+        """The blocks that hold the longest known prefix of whole blocks.
+
+        earlier: what was found for these tokens, or for fewer of them, before; it is not hashed again.
+        """
         root = hash_root(cache_salt, self._model_identity)
-        blocks: list[CachedBlock] = []
-        parent: CachedBlock | None = None
-        for start in range(0, len(token_ids) - self._block_size + 1, self._block_size):
+        blocks = list(takewhile(self._is_published, earlier))
+        parent = blocks[-1] if blocks else None
+        for start in range(
+            len(blocks) * self._block_size, len(token_ids) - self._block_size + 1, self._block_size
+        ):
             tokens = tuple(token_ids[start : start + self._block_size])
             found = self._by_hash.get(self._hash(parent.block_hash if parent else root, tokens))
             if found is None or not found.holds(root, parent, tokens):

@@ -1,6 +1,11 @@
+from collections.abc import Sequence
 from itertools import product
 
-from services.scheduler.core.prefix_cache import CachedBlock, PrefixCache, hash_block, hash_root
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.core.prefix_cache import CachedBlock, HashBlock, PrefixCache, hash_block, hash_root
 from tests.unit.scheduler.core.cluster import constant_hash
 
 A, B, C = (1, 2), (3, 4), (5, 6)
@@ -87,3 +92,38 @@ def test_equal_hashes_mix_neither_tokens_nor_parents_nor_salts() -> None:
     assert matched(cache, A, A) == [1]
     assert matched(cache, B) == matched(cache, A, salt="other") == []
     assert make_chain(cache, B, first_id=2) == make_chain(cache, A, first_id=3, salt="other") == [None]
+
+
+def test_what_was_found_before_is_not_hashed_again() -> None:
+    hashed: list[tuple[int, ...]] = []
+
+    def hash_and_note(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
+        hashed.append(tuple(token_ids))
+        return hash_block(parent_hash, token_ids)
+
+    cache = PrefixCache(2, "model", hash_and_note)
+    make_chain(cache, A, B)
+    earlier = cache.match_prefix([*A, *B, *C], "")
+    hashed.clear()
+    assert cache.match_prefix([*A, *B, *C], "", earlier) == earlier
+    assert hashed == [C]
+
+
+@pytest.mark.parametrize("hash_function", [hash_block, constant_hash])
+@given(data=st.data())
+def test_what_was_found_before_changes_nothing(hash_function: HashBlock, data: st.DataObject) -> None:
+    cache = PrefixCache(1, "model", hash_function)
+    tokens = (1, 2, 1, 1)
+    earlier: list[CachedBlock] = []
+    for block_id in range(1, data.draw(st.integers(2, 20))):
+        if data.draw(st.booleans()):
+            cache.evict(data.draw(st.integers(1, block_id)))
+        else:
+            length = data.draw(st.integers(1, len(tokens)))
+            chain = cache.match_prefix(tokens[: length - 1], "")
+            if len(chain) == length - 1:
+                cache.insert(block_id, chain[-1] if chain else None, tokens[length - 1 : length], "")
+        if data.draw(st.booleans()):
+            found = cache.match_prefix(tokens, "", earlier)
+            assert found == cache.match_prefix(tokens, "")
+            earlier = found
