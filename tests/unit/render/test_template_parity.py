@@ -1,12 +1,14 @@
 """Templates in six styles give the text and the ids that transformers gives."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from shared.errors import ServiceError
 from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, TEMPLATES, tokenizer_of
 from tests.unit.render.conversations import (
     CONVERSATIONS,
@@ -104,6 +106,7 @@ _conversations = st.lists(_user | _assistant | _tool, min_size=1, max_size=6)
 
 @pytest.mark.parametrize("style", TEMPLATES)
 @given(messages=_conversations, tools=st.booleans())
+@example(messages=[{"role": "user", "content": "\U0010ffcc"}], tools=False)
 @settings(max_examples=60, deadline=None)
 def test_generated_conversations_get_transformers_ids(
     style: str, messages: list[Message], tools: bool
@@ -117,5 +120,10 @@ def test_generated_conversations_get_transformers_ids(
     trusted = render_with(template_of(style), request)
     assert trusted.text == text
     assert tokenizer.encode_pieces(trusted.pieces, field="messages") == theirs
-    if not any(token in repr(messages) for token in tokenizer.control_tokens.texts):
-        assert render_with(template_of(style, tokenizer.control_tokens), request) == trusted
+    checking = template_of(style, tokenizer.control_tokens)
+    content = json.dumps(messages, ensure_ascii=False)
+    if tokenizer.control_tokens.has_marks(content):
+        with pytest.raises(ServiceError, match="private-use"):
+            render_with(checking, request)
+    elif not any(token in content for token in tokenizer.control_tokens.texts):
+        assert render_with(checking, request) == trusted
