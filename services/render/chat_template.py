@@ -82,7 +82,7 @@ class ChatTemplate:
         return self._run(compiled, conversation, conversation.messages, prefix)
 
     def _own_text(self, text: str) -> str:
-        return OwnText(text, self._control_tokens.mark(text))
+        return OwnText(text, self._control_tokens.mark(text), self._control_tokens)
 
     def _compile(self, name: str, source: str) -> CompiledTemplate:
         try:
@@ -123,7 +123,7 @@ class ChatTemplate:
                     num_chars += len(piece)
                     if num_chars > self._max_chars:
                         raise _failed(f"its output is longer than {self._max_chars} characters", prefix)
-                    pieces.append(piece)
+                    pieces.append(str(piece))  # not each is printed already
         except _TEMPLATE_FAULTS as error:
             detail = self._control_tokens.unmark(str(error)) or type(error).__name__
             raise _failed(detail, prefix) from None

@@ -1,6 +1,7 @@
 """Loads a model's chat templates, and makes sure at the start that content can be told from markers."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from services.render.chat_template import ChatTemplate
@@ -11,8 +12,15 @@ from services.render.tool_arguments import ToolArguments
 from shared.config import ConfigError
 from shared.errors import ServiceError
 
-_CALL = {"id": "functions.f:0", "type": "function"}
+_CALL = {
+    "id": "functions.f:0",
+    "type": "function",
+    "function": {"name": "f", "arguments": ToolArguments('{"a": "b"}')},
+}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+_TOOLS: tuple[list[dict[str, Any]], ...] = ([], [_TOOL])
+# As models name the switch for reasoning.
+_VARIABLES: tuple[dict[str, Any], ...] = ({}, {"thinking": True, "enable_thinking": True})
 
 
 def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None) -> ChatTemplate:
@@ -40,23 +48,23 @@ def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None)
 
 def _harmless_conversations() -> Iterator[Conversation]:
     """Without control tokens in their content, so that all control tokens are the template's."""
-    system, user = _message("system", "s"), _message("user", "u")
+    system, user = _message("system", "s"), _message("user", "u", name="n")
     answer = _message("assistant", "a", reasoning_content="r")
-    call = _message("assistant", None, tool_calls=[{**_CALL, "function": _function()}])
+    call = _message("assistant", None, tool_calls=[_CALL])
+    calls = _message("assistant", "c", reasoning_content="r", tool_calls=[_CALL, _CALL])
     result = _message("tool", "t", tool_call_id=_CALL["id"])
-    for messages in (
+    conversations = (
         [user],
         [system, user],
+        [_message("developer", "d"), user],
         [user, answer, user],
         [system, user, call, result, answer, user],
-    ):
-        for tools in ([], [_TOOL]):
-            yield Conversation(messages, tools, {}, add_generation_prompt=True, continue_final_message=False)
+        [system, user, calls, result, result],
+        [user, answer],
+    )
+    for messages, tools, variables, is_open in product(conversations, _TOOLS, _VARIABLES, (True, False)):
+        yield Conversation(messages, tools, variables, is_open, continue_final_message=False)
 
 
 def _message(role: str, content: str | None, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
-
-
-def _function() -> dict[str, Any]:
-    return {"name": "f", "arguments": ToolArguments('{"a": "b"}')}

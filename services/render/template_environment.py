@@ -6,19 +6,21 @@ Jinja's immutable sandbox, and every turn of a loop and every call of a macro lo
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_format, do_join
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.render.control_tokens import ControlTokens
-from services.render.own_text import OwnText, OwnTextMarker, as_written
+from services.render.own_text import CONCAT, MODULO, OwnText, OwnTextMarker, read_marked
 from services.render.time_limit import check_clock
 from services.render.tool_arguments import is_text
 
@@ -46,7 +48,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         # The templates' literals that hold control tokens; compiled code looks them up.
         self.own_texts: list[OwnText] = []
         self.filters["tojson"] = _to_json
-        self.filters["replace"] = _replace
+        self.filters["replace"] = self._replace
+        self.filters["join"] = self._join
+        self.filters["format"] = self._format
+        self.filters[CONCAT] = self.concat
+        self.filters[MODULO] = self._modulo
         self.tests["string"] = is_text
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)
@@ -70,13 +76,39 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Looked at from inside every loop and macro. Raises the error of a time limit that has passed."""
         check_clock()
 
+    def concat(self, pieces: Iterable[Any]) -> str:
+        """Jinja's own hook: what a macro, or a block that is set, has printed becomes a value."""
+        return read_marked("".join(map(str, pieces)), self._control_tokens)
+
     # The underscores are Jinja's: keyword arguments are the template's to name.
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """As the sandbox does, but `text.join` joins what its texts are when printed: in disguise."""
+        """As the sandbox does, but what a text's method makes of the template's own texts remains so."""
         text = getattr(__obj, "__self__", None)
-        if isinstance(text, str) and __obj.__name__ == "join":
-            __obj, args = str(text).join, tuple(map(_printed, args))
-        return super().call(__context, __obj, *args, **kwargs)
+        if type(text) is str and (__obj.__name__ == "join" or any(type(each) is OwnText for each in args)):
+            __obj = getattr(__self._as_own(text), __obj.__name__)
+        return __self._read(super().call(__context, __obj, *args, **kwargs))
+
+    def _read(self, value: Any) -> Any:
+        """What is a text that was printed reads as itself again."""
+        return read_marked(value, self._control_tokens) if type(value) is str else value
+
+    def _as_own(self, text: str) -> OwnText:
+        return text if isinstance(text, OwnText) else OwnText(text, text, self._control_tokens)
+
+    def _replace(self, text: Any, old: str, new: str, count: int = -1) -> str:
+        # Jinja's own filter looks for what is printed: a text in disguise.
+        text = text if isinstance(text, str) else str(text)
+        return self._as_own(text).replace(old, new, count)
+
+    def _modulo(self, left: Any, right: Any) -> Any:
+        return self._read(left % right)
+
+    def _format(self, *args: Any, **kwargs: Any) -> str:
+        return read_marked(do_format(*args, **kwargs), self._control_tokens)
+
+    @jinja2.pass_eval_context
+    def _join(self, context: EvalContext, *args: Any, **kwargs: Any) -> str:
+        return read_marked(do_join(context, *args, **kwargs), self._control_tokens)
 
     def _mark_own_texts(self, tree: nodes.Template) -> bool:
         marker = OwnTextMarker(self._control_tokens, self._own_text)
@@ -130,15 +162,6 @@ def _to_json(
             raise jinja2.TemplateError(f"its JSON is longer than {MAX_CHARS} characters")
         pieces.append(piece)
     return "".join(pieces)
-
-
-def _replace(text: Any, old: Any, new: Any, count: int = -1) -> str:
-    # Jinja's own filter prints the text to look for, which would put a control token in disguise.
-    return str(text).replace(as_written(old), str(new), count)
-
-
-def _printed(texts: Any) -> Any:
-    return [str(text) if isinstance(text, str) else text for text in texts]
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -158,6 +158,19 @@ def test_no_operation_makes_a_control_token_of_content(source: str, content: str
         "{{ '<' ~ '｜User｜>' }}{{ '<｜Us' ~ 'er｜>' }}{{ '<｜tool▁sep｜' + '>' }}",
         "{% for x in ['<think>', '</think>'] %}{{ x }}{% endfor %}",
         "{{ '<｜User｜>' | string }}{{ ('<｜User｜>', 1) | first }}",
+        "{% set ns = namespace(x='') %}{% for i in (1, 2) %}{% if ns.x.endswith('<think>') %}+{% endif %}"
+        "{% set ns.x = ns.x + messages[0].content + '<think>' %}{% endfor %}{{ ns.x }}",
+        "{{ '<think>\n'.replace('\n', '') }}{{ '<think>' | lower }}{{ 'a<think>' | replace('a', '') }}",
+        "{% set x %}<｜User｜>{% endset %}{{ x }}{% if x == '<｜User｜>' %}+{% endif %}",
+        "{% set x = '<｜User｜>' ~ messages[0].content %}{{ x }}{{ x.startswith('<｜User｜>h') }}",
+        "{% set x = '%s, %d' % ('<think>', 7 % 4) %}{{ x }}{{ x == '<think>, 3' }}",
+        "{% set x = '{}{}'.format('<think>', 1) %}{{ x }}{{ x == '<think>1' }}",
+        "{% set x = '%s' | format('<think>') %}{{ x }}{{ x == '<think>' }}",
+        "{% set x = ['<think>', 'b'] | join('-') %}{{ x }}{% if '<think>-' in x %}+{% endif %}",
+        "{% macro f() %}<think>{% endmacro %}{{ f() }}{% if f() == '<think>' %}+{% endif %}",
+        "{% for x in '<think>,</think>'.split(',') %}{{ x }}{% if x == '</think>' %}+{% endif %}{% endfor %}",
+        "{{ 'hi'.replace('h', '<think>') }}{{ ('<think>' + 'a').partition('>')[0] }}",
+        "{{ ('<｜Assistant｜>' ~ '<think>')[:-7] }}{{ ('x' + '<think>').removeprefix('x') }}",
     ],
 )
 def test_the_template_s_own_control_tokens_stay_control_tokens(source: str) -> None:
@@ -258,7 +271,7 @@ def test_the_disguise_cannot_be_put_on_by_content(request_: render_pb2.RenderCha
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ '<｜user｜>'.title() }}", "{{ '<｜USER｜>' | capitalize }}", "{{ '<｜%s｜>' % 'User' }}"]
+    "source", ["{{ '<｜user｜>' | title }}", "{{ '<｜USER｜>' | capitalize }}", "{{ '<｜%s｜>' % 'User' }}"]
 )
 def test_a_template_that_hides_its_own_control_tokens_stops_the_start(source: str, tmp_path: Any) -> None:
     folder = make_folder(tmp_path, tokenizer_config={"chat_template": source})
