@@ -96,6 +96,9 @@ def _written(path: Path | None) -> Iterator[TextIO]:
         with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as stdout:
             yield stdout
         return
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--output is {path}, which is no file")
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:

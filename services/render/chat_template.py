@@ -9,7 +9,7 @@ import jinja2
 
 from services.render.control_tokens import ControlTokens, Prompt
 from services.render.conversation import Conversation
-from services.render.model_folder import DEFAULT_TEMPLATE, SPECIAL_TOKEN_NAMES
+from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.own_text import OwnText
 from services.render.template_environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.time_limit import time_limit
@@ -33,7 +33,8 @@ _TEMPLATE_FAULTS = (
 
 _SET_HERE = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
-).union(SPECIAL_TOKEN_NAMES)
+    | {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+)
 
 
 class ChatTemplate:
@@ -58,7 +59,7 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._compiled = {name: self._compile(name, source) for name, source in sources.items()}
         # Variables that a caller may not set.
-        self.reserved_names = _SET_HERE | self._environment.globals.keys()
+        self.reserved_names = _SET_HERE | self._environment.globals.keys() | special_tokens.keys()
 
     def render(self, conversation: Conversation, prefix: str = "") -> Prompt:
         """prefix: of field paths.
@@ -139,11 +140,14 @@ class ChatTemplate:
         if not isinstance(content, str):
             raise out_of_range(f"{prefix}continue_final_message", True, "only if the last message has text")
         text = self._run(compiled, conversation, [*earlier, {**last, "content": content + _END_MARK}], prefix)
-        end = text.rfind(_END_MARK.strip())
+        mark = _END_MARK.strip()
+        end = text.rfind(mark)
         if end < 0 or content.strip() not in text[:end]:
             raise _failed("it leaves out the last message, which cannot be continued then", prefix)
         is_trimmed = not text.startswith(_END_MARK, end)
-        return text[:end].rstrip() if is_trimmed else text[:end]
+        # A template may write the content more than once.
+        before = text[:end].replace(mark if is_trimmed else _END_MARK, "")
+        return before.rstrip() if is_trimmed else before
 
 
 def _failed(detail: str, prefix: str) -> ServiceError:

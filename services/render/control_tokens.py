@@ -47,6 +47,8 @@ class Prompt(NamedTuple):
     text: str
     # Joined they are the text. A single one with has_control: tokenized as a whole.
     pieces: list[Piece]
+    # The text, less what only spells a control token.
+    meant: str
 
 
 class ControlTokens:
@@ -101,14 +103,18 @@ class ControlTokens:
     def cut(self, marked: str) -> Prompt:
         """What a rendering's text is, and which control tokens in it are meant."""
         if not self._tokens:
-            return Prompt(marked, [Piece(marked, True)])
+            return Prompt(marked, [Piece(marked, True)], marked)
         own = list(self._marked_finder.spans(marked))
         # The tokens first: few marks, if any, stand elsewhere, and looking for those takes longer.
         text = self.unmark(replace_spans(marked, own, self._read))
         if list(self._finder.spans(text)) == own:
             # The tokenizer will find these and no others.
-            return Prompt(text, [Piece(text, True)])
-        return Prompt(text, self._pieces(text, own))
+            return Prompt(text, [Piece(text, True)], text)
+        pieces = self._pieces(text, own)
+        return Prompt(text, pieces, "".join(map(self._meant, pieces)))
+
+    def _meant(self, piece: Piece) -> str:
+        return piece.text if piece.has_control else self._finder.replace(piece.text, lambda _: "")
 
     def _read(self, marks: str) -> str:
         return marks.translate(self._mark_to_char)

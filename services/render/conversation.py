@@ -17,6 +17,10 @@ from shared.errors import Reason, ServiceError, out_of_range
 
 _MESSAGE_FIELDS = frozenset(field.name for field in render_pb2.ChatMessage.DESCRIPTOR.fields)
 
+# More than any model's context holds. Reading and writing JSON keeps the interpreter's lock, in which nothing
+# else runs: 30 to 60 ms for so much.
+_MAX_JSON_CHARS = 1024 * 1024
+
 # Only a text with such an escape can hold half of a surrogate pair.
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -103,10 +107,22 @@ def _read_message(message: render_pb2.ChatMessage, field: str) -> dict[str, Any]
             f"{field}.extra_json sets {min(twice)!r}, which the message itself sets",
             field=f"{field}.extra_json",
         )
-    return {"content": None, **typed, **extra}
+    return _with_reasoning({"role": message.role, "content": None, **typed, **extra})
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Under each name that templates read it by, as Hugging Face does."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _read_tool_call(call: render_pb2.ToolCall, field: str) -> dict[str, Any]:
+    if not call.name:
+        raise out_of_range(f"{field}.name", "empty", "the function's name")
+    _check_size(len(call.arguments_json), f"{field}.arguments_json")
     arguments = ToolArguments(call.arguments_json)
     _refuse_surrogates(call.arguments_json, arguments, f"{field}.arguments_json")
     values: dict[str, Any] = {"id": call.id} if call.id else {}
@@ -114,6 +130,7 @@ def _read_tool_call(call: render_pb2.ToolCall, field: str) -> dict[str, Any]:
 
 
 def _read_tools(tools_json: Sequence[str], field: str) -> list[dict[str, Any]]:
+    _check_size(sum(map(len, tools_json)), field)
     tools = [_read_object(text, f"{field}[{index}]") for index, text in enumerate(tools_json)]
     for index, tool in enumerate(tools):
         if not tool:
@@ -134,6 +151,7 @@ def _read_object(text: str, field: str) -> dict[str, Any]:
     """A JSON object; the empty text is the empty one."""
     if not text:
         return {}
+    _check_size(len(text), field)
     try:
         value = read_json(text)
     except ValueError as error:
@@ -142,6 +160,11 @@ def _read_object(text: str, field: str) -> dict[str, Any]:
         raise ServiceError(Reason.INVALID_JSON, f"{field} is not a JSON object", field=field)
     _refuse_surrogates(text, value, field)
     return value
+
+
+def _check_size(num_chars: int, field: str) -> None:
+    if num_chars > _MAX_JSON_CHARS:
+        raise out_of_range(field, f"{num_chars} characters of JSON", f"at most {_MAX_JSON_CHARS}")
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -57,13 +57,15 @@ class Derenderer:
         return stopped
 
     def push(self, event: scheduler_pb2.GenerateResponse) -> list[render_pb2.TextEvent]:
-        """What this event makes known. Raises ServiceError if it names an output that does not exist, or
-        admits more outputs than a request can have."""
+        """What this event makes known. Raises ServiceError if it names an output that does not exist,
+        admits more outputs than a request can have, or admits a second time."""
         kind = event.WhichOneof("event")
         index = event.output_index
         if index >= self._num_outputs:
             raise out_of_range("event.output_index", index, f"0 to {self._num_outputs - 1}, as admitted")
         if kind == "admitted":
+            if self._is_begun:
+                raise out_of_range("event", "admitted", "once, and before any other event")
             if (num_outputs := len(event.admitted.seeds)) > MAX_N:
                 raise out_of_range("event.admitted.seeds", f"{num_outputs} seeds", f"at most {MAX_N}")
             self._admitted = event.admitted
@@ -77,6 +79,10 @@ class Derenderer:
         elif kind == "finished":
             return self._push_finished(index, event.finished)
         return []
+
+    @property
+    def _is_begun(self) -> bool:
+        return bool(self._admitted.seeds or self._outputs)
 
     @property
     def _num_outputs(self) -> int:

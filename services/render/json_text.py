@@ -1,6 +1,7 @@
 """JSON as callers send it, within bounds."""
 
 import json
+import math
 from typing import Any, NoReturn
 
 # What is said of a value with half a pair in it.
@@ -12,7 +13,7 @@ MAX_DEPTH = 64
 def read_json(text: str) -> Any:
     """The value. Raises ValueError with a sentence if the text is not JSON, or nested too deeply."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     level = [value]
@@ -41,6 +42,13 @@ def _children(value: Any) -> Any:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
+
+
+def _finite(text: str) -> float:
+    # 1e999 would be read as infinity, which cannot be written as JSON.
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text[:20]} is larger than any number that can be kept")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -17,15 +17,6 @@ from shared.sampling_params import validate
 
 DEFAULT_TEMPLATE = "default"
 
-SPECIAL_TOKEN_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 # generation_config.json's name for each default, and ours.
 _SAMPLING_DEFAULTS = {
     "temperature": "temperature",
@@ -150,11 +141,15 @@ def _sampling_defaults(
 
 
 def _special_tokens(*configs: dict[str, Any]) -> dict[str, str]:
-    """Each named token's text, from the first file that sets it; a token is a text or an object."""
+    """Each named token's text, from the first file that sets it; a token is a text or an object.
+
+    Besides the usual names: any other `…_token`, and the names under `extra_special_tokens`.
+    """
     tokens: dict[str, str] = {}
     for config in configs:
-        for name in SPECIAL_TOKEN_NAMES:
-            value = config.get(name)
+        extra = config.get("extra_special_tokens")
+        named = {name: value for name, value in config.items() if name.endswith("_token")}
+        for name, value in {**named, **(extra if isinstance(extra, dict) else {})}.items():
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
                 tokens.setdefault(name, text)

@@ -6,6 +6,7 @@ file.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,7 +81,7 @@ def _read_lists(
     sampling_params.stop_token_ids.extend(_uint32(f"stop_token_ids[{i}]", each) for i, each in enumerate(ids))
     for token_id, bias in _object("logit_bias", given.get("logit_bias", {})).items():
         path = f"logit_bias[{token_id}]"
-        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MAX_TOKEN_ID_DIGITS):
+        if not _TOKEN_ID.fullmatch(token_id):
             raise out_of_range(path, bias, "token ids as keys")
         sampling_params.logit_bias[_uint32(path, int(token_id))] = _number(path, bias)
 
@@ -190,7 +191,8 @@ def _object(path: str, value: Any) -> dict[str, Any]:
 _uint32 = _integer(0, 2**32 - 1)
 _positive = _integer(1, 2**32 - 1)
 _MAX_FLOAT = (2 - 2**-23) * 2.0**127
-_MAX_TOKEN_ID_DIGITS = 10
+# One way to write each, so that none is set twice.
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 # Keys that are fields of the same name.
 _SAMPLING: dict[str, _Check] = {

@@ -59,7 +59,8 @@ def _to_dict(request: scheduler_pb2.GenerateRequest) -> dict[str, Any]:
 
 def _field_difference(ours: dict[str, Any], theirs: dict[str, Any], path: str = "") -> str:
     """The first field in the order of names, and both its values."""
-    name = min(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    # As text: 0.0 and -0.0 are equal numbers.
+    name = min(key for key in ours.keys() | theirs.keys() if str(ours.get(key)) != str(theirs.get(key)))
     one, other = ours.get(name), theirs.get(name)
     if isinstance(one, dict) and isinstance(other, dict):
         return _field_difference(one, other, f"{path}{name}.")

@@ -23,6 +23,9 @@ def validate_text_params(params: render_pb2.TextParams, field: str = "text_param
     if params.parser not in render_pb2.Parser.values():
         names = ", ".join(render_pb2.Parser.keys())
         raise out_of_range(f"{field}.parser", params.parser, names)
+    output_format = FORMATS.get(params.parser)
+    if params.starts_in_reasoning and not (output_format and output_format.has_reasoning):
+        raise out_of_range(f"{field}.starts_in_reasoning", True, "false, as the parser knows no reasoning")
 
 
 def resolve_text_params(
@@ -32,19 +35,19 @@ def resolve_text_params(
 
     Raises ServiceError (PARAMETER_OUT_OF_RANGE).
     """
-    validate_text_params(params, field)
     if params.min_tokens:
         raise out_of_range(f"{field}.min_tokens", params.min_tokens, "unset: sampling_params has it")
     for name in ("parser", "starts_in_reasoning"):
         if value := getattr(params, name):
             raise out_of_range(f"{field}.{name}", value, "unset: the renderer sets it")
+    validate_text_params(params, field)
     resolved = render_pb2.TextParams(min_tokens=sampling_params.min_tokens)
     resolved.MergeFrom(params)
     return resolved
 
 
-def set_parser(params: render_pb2.TextParams, parser: render_pb2.Parser.ValueType, prompt_text: str) -> None:
-    """How a chat's output is to be read, given the prompt that it goes on from."""
+def set_parser(params: render_pb2.TextParams, parser: render_pb2.Parser.ValueType, prompt: str) -> None:
+    """How a chat's output is to be read. prompt: what it goes on from, without tags that are only spelled."""
     params.parser = parser
     if (output_format := FORMATS.get(parser)) is not None:
-        params.starts_in_reasoning = output_format.ends_in_reasoning(prompt_text)
+        params.starts_in_reasoning = output_format.ends_in_reasoning(prompt)

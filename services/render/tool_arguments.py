@@ -9,16 +9,28 @@ class ToolArguments(dict[str, Any]):
     """A mapping that reads as the model's own text where a template treats it as text.
 
     DeepSeek's templates concatenate the arguments, GLM's iterate over them, Kimi's ask `is string` first.
-    Iterated, indexed or JSON-encoded this is a mapping; printed, concatenated or filtered as text it is
-    exactly what the model wrote. Empty text and `null` count as `{}`. Text that is not a JSON object stays
-    as it is where text is wanted, and is the mapping {"arguments": text} where a mapping is: an old turn's
-    malformed call neither fails the conversation nor disappears.
+    Iterated, indexed by a name or JSON-encoded this is a mapping; printed, concatenated, sliced, filtered as
+    text or asked for a text's method it is exactly what the model wrote. Empty text and `null` count as `{}`.
+    Text that is not a JSON object stays as it is where text is wanted, and is the mapping {"arguments": text}
+    where a mapping is: an old turn's malformed call neither fails the conversation nor disappears.
     """
 
     def __init__(self, text: str) -> None:
         value = _parse(text)
         super().__init__({} if value is None else value if isinstance(value, dict) else {"arguments": text})
         self._text = "{}" if value is None else text
+
+    def __getattr__(self, name: str) -> Any:
+        # A template's `arguments.title` is the value of that name, where there is one.
+        if name.startswith("_") or name in self:
+            raise AttributeError(name)
+        return getattr(self._text, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._text[key] if isinstance(key, slice) else super().__getitem__(key)
+
+    def __mul__(self, count: int) -> str:
+        return self._text * count
 
     def __str__(self) -> str:
         return self._text

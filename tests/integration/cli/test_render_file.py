@@ -44,6 +44,15 @@ def test_a_file_and_standard_input_give_the_same_lines(conversations: Path, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["conversations.jsonl", "golden.jsonl"]
 
 
+def test_an_output_that_is_a_link_stays_one(conversations: Path, tmp_path: Path) -> None:
+    golden, link = tmp_path / "golden.jsonl", tmp_path / "link"
+    golden.write_text("old")
+    link.symlink_to(golden)
+    assert run("render-file", str(conversations), "--output", str(link)).returncode == 0
+    assert link.is_symlink()
+    assert golden.read_text().startswith("{")
+
+
 def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_path: Path) -> None:
     golden = tmp_path / "golden.jsonl"
     golden.write_text("old")
@@ -76,6 +85,8 @@ def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_
         (["render-file", "-"], "standard input holds no request"),
         (["diff-render", "/dev/null", "-"], "/dev/null holds no request"),
         (["render-file", "a/../x", "--output", "x"], "--output is x, the file that is read"),
+        (["render-file", "-", "--output", "/dev"], "--output is /dev, which is no file"),
+        (["render-file", "-", "--output", "/dev/null"], "--output is /dev/null, which is no file"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

@@ -135,6 +135,23 @@ async def test_the_call_s_result_goes_back_into_the_next_prompt(make_rig: MakeRi
     assert not rendered.text_params.starts_in_reasoning
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(continue_final_message=True),
+        chat(add_generation_prompt=False),
+    ],
+    ids=["continued", "closed"],
+)
+async def test_a_message_that_spells_the_tag_opens_no_reasoning(
+    make_rig: MakeRig, tmp_path: Path, request_: render_pb2.RenderChatRequest
+) -> None:
+    rig = await make_rig(None, folder_of(tmp_path, "deepseek_v3_1", DEEPSEEK_TOKENIZER))
+    request_.messages[-1].role = "assistant" if request_.continue_final_message else "user"
+    request_.messages[-1].content = "The <think> tag"
+    assert not (await rig.render.RenderChat(request_)).text_params.starts_in_reasoning
+
+
 async def test_a_stop_string_in_the_reasoning_ends_the_output(make_rig: MakeRig, tmp_path: Path) -> None:
     async def script(generation: Generation) -> AsyncIterator[Response]:
         yield admitted()
@@ -179,10 +196,23 @@ async def test_a_caller_cannot_say_how_the_output_is_read(make_rig: MakeRig, fie
     assert str(caught.value.details()).startswith(f"text_params.{next(iter(field))} is ")
 
 
-async def test_a_parser_that_does_not_exist_is_refused(make_rig: MakeRig) -> None:
+@pytest.mark.parametrize(
+    ("text_params", "message"),
+    [
+        ({"parser": 99}, "PARSER_KIMI_K2"),
+        ({"starts_in_reasoning": True}, "params.text_params.starts_in_reasoning is true"),
+        (
+            {"starts_in_reasoning": True, "parser": render_pb2.PARSER_DEEPSEEK_V3},
+            "the parser knows no reasoning",
+        ),
+    ],
+)
+async def test_a_parser_that_does_not_exist_or_knows_no_reasoning_is_refused(
+    make_rig: MakeRig, text_params: dict[str, Any], message: str
+) -> None:
     rig = await make_rig(None)
-    params = render_pb2.DerenderParams(text_params=render_pb2.TextParams(parser=99))  # type: ignore[arg-type]
+    params = render_pb2.DerenderParams(text_params=render_pb2.TextParams(**text_params))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rig.render.Derender(iter([render_pb2.DerenderRequest(params=params)])).read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "PARSER_KIMI_K2" in str(caught.value.details())
+    assert message in str(caught.value.details())

@@ -187,6 +187,14 @@ def test_a_message_without_text_cannot_be_continued() -> None:
     assert error.field == "continue_final_message"
 
 
+def test_a_template_that_writes_the_message_twice_is_cut_after_the_last_and_shows_no_mark() -> None:
+    request = to_request([assistant("x")], continue_final_message=True)
+    twice = ChatTemplate({"default": "{{ messages[0].content }}(again: {{ messages[0].content }})"}, {})
+    assert render_with(twice, request).text == "x(again: x"
+    source = "{{ messages[0].content | trim }} = {{ messages[0].content | trim }}."
+    assert render_with(ChatTemplate({"default": source}, {}), request).text == "x = x"
+
+
 def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
     source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     request = to_request([user("q"), assistant("a")], continue_final_message=True)

@@ -309,5 +309,12 @@ def test_a_prompt_without_forged_tokens_is_one_piece() -> None:
     tokens = deepseek_tokenizer_().control_tokens
     marked = tokens.mark_tokens("<｜User｜>") + "a </p> <b" + tokens.mark_tokens("<｜Assistant｜>")
     text = "<｜User｜>a </p> <b<｜Assistant｜>"
-    assert tokens.cut(marked) == (text, [Piece(text, True)])
-    assert ControlTokens(()).cut("<｜User｜>") == ("<｜User｜>", [Piece("<｜User｜>", True)])
+    assert tokens.cut(marked) == (text, [Piece(text, True)], text)
+    trusted = "<｜User｜>"
+    assert ControlTokens(()).cut(trusted) == (trusted, [Piece(trusted, True)], trusted)
+
+
+def test_what_only_spells_a_control_token_is_not_meant() -> None:
+    tokens = deepseek_tokenizer_().control_tokens
+    prompt = tokens.cut(tokens.mark_tokens("<｜Assistant｜>") + "The <think> tag")
+    assert (prompt.text, prompt.meant) == ("<｜Assistant｜>The <think> tag", "<｜Assistant｜>The  tag")

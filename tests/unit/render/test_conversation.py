@@ -62,9 +62,55 @@ def test_unset_fields_are_absent_and_set_ones_are_there() -> None:
     )
     [values] = read(message).messages
     assert values == {
-        "role": "assistant", "content": "x", "reasoning_content": "", "name": "Bo", "z": 1, "a": [True]
+        "thinking": "", "role": "assistant", "content": "x", "reasoning_content": "", "name": "Bo", "z": 1,
+        "a": [True],
     }  # fmt: skip
     assert list(values)[-2:] == ["z", "a"], "keys keep their order"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking"])
+def test_reasoning_is_found_under_each_name_that_templates_read(name: str) -> None:
+    message = Message(role="assistant", content="x", extra_json=json.dumps({name: "because"}))
+    [values] = read(message).messages
+    expected = {"thinking": "because", "role": "assistant", "content": "x", "reasoning_content": "because"}
+    assert values == expected | {name: "because"}
+    [values] = read(Message(role="user", content="x", extra_json=json.dumps({name: None}))).messages
+    assert values == {"role": "user", "content": "x", name: None}
+
+
+def test_the_role_comes_before_the_content() -> None:
+    for message in (Message(role="user", content="x"), Message(role="user")):
+        [values] = read(message).messages
+        assert list(values) == ["role", "content"]
+
+
+def test_a_call_without_a_name_is_refused() -> None:
+    message = Message(role="assistant", tool_calls=[render_pb2.ToolCall(id="a", arguments_json="{}")])
+    assert refusal(message) == (Reason.PARAMETER_OUT_OF_RANGE, "messages[0].tool_calls[0].name")
+
+
+def test_json_of_more_than_a_mebibyte_is_refused() -> None:
+    text = json.dumps({"a": "x" * 2**20})
+    call = render_pb2.ToolCall(name="f", arguments_json=text)
+    for message, field in (
+        (Message(role="user", extra_json=text), "messages[0].extra_json"),
+        (Message(role="user", tool_calls=[call]), "messages[0].tool_calls[0].arguments_json"),
+    ):
+        assert refusal(message) == (Reason.PARAMETER_OUT_OF_RANGE, field)
+    user = Message(role="user", content="x")
+    more: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"chat_template_kwargs_json": text}, "chat_template_kwargs_json"),
+        ({"tools_json": [json.dumps({"a": "x" * 2**19})] * 2}, "tools_json"),
+    )
+    for fields, field in more:
+        assert refusal(user, **fields) == (Reason.PARAMETER_OUT_OF_RANGE, field)
+    just_fits = json.dumps({"a": "x" * (2**20 - len('{"a": ""}'))})
+    assert read(Message(role="user", extra_json=just_fits)).messages
+
+
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    message = Message(role="user", extra_json='{"a": [1e999]}')
+    assert refusal(message) == (Reason.INVALID_JSON, "messages[0].extra_json")
 
 
 def test_content_may_be_a_list_of_parts() -> None:

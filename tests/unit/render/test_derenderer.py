@@ -38,6 +38,15 @@ def push_all(derenderer: Derenderer, events: Sequence[Response]) -> list[render_
     return [text_event for event in events for text_event in derenderer.push(event)]
 
 
+def test_a_request_is_admitted_once_and_first() -> None:
+    for before in (admitted((1, 2)), chunk([5])):
+        derenderer = make()
+        derenderer.push(before)
+        with pytest.raises(ServiceError) as caught:
+            derenderer.push(admitted((1, 2)))
+        assert (caught.value.reason, caught.value.field) == (Reason.PARAMETER_OUT_OF_RANGE, "event")
+
+
 class Result:
     """One output's text events, joined."""
 

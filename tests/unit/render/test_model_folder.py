@@ -61,6 +61,16 @@ def test_sampling_defaults_are_what_generation_config_sets(
     assert load_model_folder(folder).sampling_defaults == types_pb2.SamplingParams(**expected)
 
 
+def test_a_model_s_own_special_tokens_have_names_too(tmp_path: Path) -> None:
+    config = {
+        "image_token": "<img>", "add_bos_token": True, "video_token": {"content": "<video>"},
+        "extra_special_tokens": {"audio": "<audio>"},
+    }  # fmt: skip
+    tokens = load_model_folder(make_folder(tmp_path, tokenizer_config=config)).special_tokens
+    assert {"image_token": "<img>", "video_token": "<video>", "audio": "<audio>"}.items() <= tokens.items()
+    assert "add_bos_token" not in tokens
+
+
 def test_special_tokens_are_texts_or_objects_and_may_stand_in_their_own_file(tmp_path: Path) -> None:
     bos = {"__type": "AddedToken", "content": "<b>", "lstrip": False}
     folder = make_folder(tmp_path, tokenizer_config={"bos_token": bos, "unk_token": None})

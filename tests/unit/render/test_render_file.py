@@ -168,3 +168,11 @@ def test_with_a_tokenizer_a_difference_is_shown_as_text_too() -> None:
         "  second   'zm'",
         "           26='z' 13='m'",
     ]
+
+
+def test_zero_and_minus_zero_are_shown_to_differ() -> None:
+    params = [types_pb2.SamplingParams(temperature=value) for value in (0.0, -0.0)]
+    first, second = (Request(prompt_token_ids=[1], sampling_params=each) for each in params)
+    assert first_difference([first], [second], None) == [
+        "request 1 differs in sampling_params.temperature: 0.0 and -0.0"
+    ]

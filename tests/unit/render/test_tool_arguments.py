@@ -35,3 +35,20 @@ def test_nothing_and_null_count_as_an_empty_object(text: str) -> None:
 def test_what_is_no_object_stays_text_and_is_found_under_arguments(text: str) -> None:
     assert str(ToolArguments(text)) == text
     assert dict(ToolArguments(text)) == {"arguments": text}
+
+
+def test_they_have_a_text_s_methods_slices_and_products() -> None:
+    arguments = ToolArguments(TEXT)
+    assert arguments[:3] == TEXT[:3]
+    assert arguments * 2 == TEXT * 2
+    assert arguments.strip() == TEXT
+    assert arguments.split(",") == TEXT.split(",")
+    assert arguments.startswith("{")
+    assert arguments["city"] == "Zürich"
+
+
+def test_a_name_in_them_comes_before_a_text_s_method() -> None:
+    arguments = ToolArguments('{"title": "x"}')
+    assert not hasattr(arguments, "title"), "Jinja looks for a key next"
+    assert arguments["title"] == "x"
+    assert arguments.lower() == '{"title": "x"}'
