@@ -34,13 +34,17 @@ class OwnText(str):
         return format(self._marked, format_spec)
 
     def __add__(self, other: str) -> "OwnText":
-        return self._made(_plain(self) + _plain(other), self._marked + str(other)) if _is(other) else _NO
+        if not isinstance(other, str):
+            return _NO
+        return self._made(super().__add__(other), self._marked + str(other))
 
     def __radd__(self, other: str) -> "OwnText":
-        return self._made(_plain(other) + _plain(self), str(other) + self._marked) if _is(other) else _NO
+        if not isinstance(other, str):
+            return _NO
+        return self._made(str.__add__(other, self), str(other) + self._marked)
 
     def __mul__(self, count: SupportsIndex) -> "OwnText":
-        return self._made(_plain(self) * count, self._marked * count)
+        return self._made(super().__mul__(count), self._marked * count)
 
     __rmul__ = __mul__
 
@@ -125,7 +129,7 @@ class OwnText(str):
         """What was in disguise stays so."""
         if len(text) != len(self):
             return text
-        triples = zip(text, _plain(self), self._marked, strict=True)
+        triples = zip(text, str.__str__(self), self._marked, strict=True)
         mark = self._control_tokens.mark
         return self._made(text, "".join(new if one == marked else mark(new) for new, one, marked in triples))
 
@@ -140,12 +144,7 @@ def read_marked(text: str, control_tokens: ControlTokens) -> str:
     return text if plain is text else OwnText(plain, text, control_tokens)
 
 
-_plain = str.__str__  # without disguise
 _NO: Any = NotImplemented
-
-
-def _is(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _marked_form(value: str) -> str:
