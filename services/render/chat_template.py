@@ -105,6 +105,7 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         prefix: str,
     ) -> str:
+        messages = list(map(_with_reasoning, messages))
         if compiled.has_open_texts:
             # Such as `<|im_` + role + `|>`: a plain name completes the token.
             messages = [{**message, "role": self._own_role(message["role"])} for message in messages]
@@ -148,6 +149,15 @@ class ChatTemplate:
         # A template may write the content more than once.
         before = text[:end].replace(mark if is_trimmed else _END_MARK, "")
         return before.rstrip() if is_trimmed else before
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Under each name that templates read it by, as Hugging Face does."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _failed(detail: str, prefix: str) -> ServiceError:

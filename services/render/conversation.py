@@ -107,16 +107,7 @@ def _read_message(message: render_pb2.ChatMessage, field: str) -> dict[str, Any]
             f"{field}.extra_json sets {min(twice)!r}, which the message itself sets",
             field=f"{field}.extra_json",
         )
-    return _with_reasoning({"role": message.role, "content": None, **typed, **extra})
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Under each name that templates read it by, as Hugging Face does."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return {"role": message.role, "content": None, **typed, **extra}
 
 
 def _read_tool_call(call: render_pb2.ToolCall, field: str) -> dict[str, Any]:

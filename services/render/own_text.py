@@ -8,6 +8,8 @@ from jinja2.visitor import NodeTransformer
 
 from services.render.control_tokens import ControlTokens
 
+_NO: Any = NotImplemented
+
 
 class OwnText(str):
     """A text of the template's own, or one made of such and of content. Reads as itself wherever a template
@@ -144,9 +146,6 @@ def read_marked(text: str, control_tokens: ControlTokens) -> str:
     return text if plain is text else OwnText(plain, text, control_tokens)
 
 
-_NO: Any = NotImplemented
-
-
 def _marked_form(value: str) -> str:
     # What is no text is the error of whoever joins it.
     return str(value) if isinstance(value, str) else value
@@ -181,12 +180,12 @@ class OwnTextMarker(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 named by Jinja
         """`a ~ b`, which Jinja compiles to a function that prints both."""
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes), CONCAT, [])
+        return _filtered(nodes.List(node.nodes), CONCAT, []).set_lineno(node.lineno)
 
     def visit_Mod(self, node: nodes.Mod) -> nodes.Node:  # noqa: N802 named by Jinja
         """`a % b`, of numbers or of a text and its values."""
         self.generic_visit(node)
-        return _filtered(node.left, MODULO, [node.right])
+        return _filtered(node.left, MODULO, [node.right]).set_lineno(node.lineno)
 
     def _mark(self, text: str) -> str:
         self.has_open_texts = self.has_open_texts or self._control_tokens.is_open(text)
@@ -194,4 +193,4 @@ class OwnTextMarker(NodeTransformer):
 
 
 def _filtered(value: nodes.Expr, name: str, arguments: list[nodes.Expr]) -> nodes.Node:
-    return nodes.Filter(value, name, arguments, [], None, None).set_lineno(value.lineno)
+    return nodes.Filter(value, name, arguments, [], None, None)

@@ -88,6 +88,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             __obj = getattr(__self._as_own(text), __obj.__name__)
         return __self._read(super().call(__context, __obj, *args, **kwargs))
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """The sandbox's own hook: `text.format`, here of the text as it is printed."""
+        text = getattr(value, "__self__", None)
+        return super().wrap_str_format(getattr(str(text), value.__name__) if type(text) is OwnText else value)
+
     def _read(self, value: Any) -> Any:
         """What is a text that was printed reads as itself again."""
         return read_marked(value, self._control_tokens) if type(value) is str else value
@@ -95,10 +100,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _as_own(self, text: str) -> OwnText:
         return text if isinstance(text, OwnText) else OwnText(text, text, self._control_tokens)
 
-    def _replace(self, text: Any, old: str, new: str, count: int = -1) -> str:
+    def _replace(self, value: Any, old: Any, new: Any, count: int = -1) -> str:
         # Jinja's own filter looks for what is printed: a text in disguise.
-        text = text if isinstance(text, str) else str(text)
-        return self._as_own(text).replace(old, new, count)
+        text, old, new = (each if isinstance(each, str) else str(each) for each in (value, old, new))
+        return (self._as_own(text) if isinstance(new, OwnText) else text).replace(old, new, count)
 
     def _modulo(self, left: Any, right: Any) -> Any:
         return self._read(left % right)

@@ -187,6 +187,21 @@ def test_a_message_without_text_cannot_be_continued() -> None:
     assert error.field == "continue_final_message"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_found_under_each_name_that_templates_read(name: str) -> None:
+    source = (
+        "{% set m = messages[0] %}{{ m.reasoning_content }} {{ m.thinking }} {{ m.reasoning is defined }}"
+    )
+    message = render_pb2.ChatMessage(role="assistant", content="x")
+    if name == "reasoning_content":
+        message.reasoning_content = "because"
+    else:
+        message.extra_json = json.dumps({name: "because"})
+    request = render_pb2.RenderChatRequest(messages=[message])
+    assert render(source, request) == f"because because {name == 'reasoning'}"
+    assert render(source, to_request([assistant("x")])) == "  False"
+
+
 def test_a_template_that_writes_the_message_twice_is_cut_after_the_last_and_shows_no_mark() -> None:
     request = to_request([assistant("x")], continue_final_message=True)
     twice = ChatTemplate({"default": "{{ messages[0].content }}(again: {{ messages[0].content }})"}, {})

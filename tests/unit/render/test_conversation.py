@@ -62,20 +62,9 @@ def test_unset_fields_are_absent_and_set_ones_are_there() -> None:
     )
     [values] = read(message).messages
     assert values == {
-        "thinking": "", "role": "assistant", "content": "x", "reasoning_content": "", "name": "Bo", "z": 1,
-        "a": [True],
+        "role": "assistant", "content": "x", "reasoning_content": "", "name": "Bo", "z": 1, "a": [True]
     }  # fmt: skip
     assert list(values)[-2:] == ["z", "a"], "keys keep their order"
-
-
-@pytest.mark.parametrize("name", ["reasoning", "thinking"])
-def test_reasoning_is_found_under_each_name_that_templates_read(name: str) -> None:
-    message = Message(role="assistant", content="x", extra_json=json.dumps({name: "because"}))
-    [values] = read(message).messages
-    expected = {"thinking": "because", "role": "assistant", "content": "x", "reasoning_content": "because"}
-    assert values == expected | {name: "because"}
-    [values] = read(Message(role="user", content="x", extra_json=json.dumps({name: None}))).messages
-    assert values == {"role": "user", "content": "x", name: None}
 
 
 def test_the_role_comes_before_the_content() -> None:
