@@ -1,12 +1,13 @@
 """Texts of a template's own that hold control tokens, and how a template's syntax tree gets them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 from services.render.control_tokens import ControlTokens
+from services.render.tool_arguments import is_text
 
 _NO: Any = NotImplemented
 
@@ -114,6 +115,18 @@ class OwnText(str):
     def title(self) -> str:
         return self._recased(super().title())
 
+    def casefold(self) -> str:
+        return self._recased(super().casefold())
+
+    def center(self, width: SupportsIndex, fillchar: str = " ") -> "OwnText":
+        return self._made(super().center(width, fillchar), self._marked.center(width, fillchar))
+
+    def ljust(self, width: SupportsIndex, fillchar: str = " ") -> "OwnText":
+        return self._made(super().ljust(width, fillchar), self._marked.ljust(width, fillchar))
+
+    def rjust(self, width: SupportsIndex, fillchar: str = " ") -> "OwnText":
+        return self._made(super().rjust(width, fillchar), self._marked.rjust(width, fillchar))
+
     def _made(self, text: str, marked: str) -> "OwnText":
         return OwnText(text, marked, self._control_tokens)
 
@@ -146,9 +159,23 @@ def read_marked(text: str, control_tokens: ControlTokens) -> str:
     return text if plain is text else OwnText(plain, text, control_tokens)
 
 
+def as_written(value: Any) -> Any:
+    """A text without disguise; anything else as it is."""
+    return str.__str__(value) if isinstance(value, OwnText) else value
+
+
+def concatenated(values: Sequence[Any], control_tokens: ControlTokens) -> str:
+    """What they are one after the other when they are printed."""
+    marked = "".join(map(str, values))
+    if not any(isinstance(each, OwnText) for each in values):
+        return read_marked(marked, control_tokens)
+    # Not read from what is printed: a template may add to a long text again and again.
+    return OwnText("".join([str(as_written(each)) for each in values]), marked, control_tokens)
+
+
 def _marked_form(value: str) -> str:
     # What is no text is the error of whoever joins it.
-    return str(value) if isinstance(value, str) else value
+    return str(value) if is_text(value) else value
 
 
 # Filters that do what `~` and `%` do.

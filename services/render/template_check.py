@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from services.render.chat_template import ChatTemplate
-from services.render.control_tokens import ControlTokens
+from services.render.control_tokens import ControlTokens, Prompt
 from services.render.conversation import Conversation
 from services.render.model_folder import ModelFolder
 from services.render.tool_arguments import ToolArguments
@@ -38,12 +38,19 @@ def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None)
             expected = trusting.render(conversation)
         except ServiceError:
             continue  # not for this template
-        if checked.render(conversation) != expected:
+        if not _gives(checked, conversation, expected):
             raise ConfigError(
                 f"the chat template of {model.path} hides which control tokens are its own; start with "
                 "--trust-content, which takes those in content for control tokens too"
             )
     return checked
+
+
+def _gives(template: ChatTemplate, conversation: Conversation, expected: Prompt) -> bool:
+    try:
+        return template.render(conversation) == expected
+    except ServiceError:
+        return False
 
 
 def _harmless_conversations() -> Iterator[Conversation]:

@@ -6,6 +6,7 @@ Jinja's immutable sandbox, and every turn of a loop and every call of a macro lo
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
@@ -13,19 +14,34 @@ from typing import Any, NamedTuple, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_format, do_join
+from jinja2.filters import FILTERS, do_forceescape, do_indent, do_join, do_striptags
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.render.control_tokens import ControlTokens
-from services.render.own_text import CONCAT, MODULO, OwnText, OwnTextMarker, read_marked
+from services.render.own_text import (
+    CONCAT,
+    MODULO,
+    OwnText,
+    OwnTextMarker,
+    as_written,
+    concatenated,
+    read_marked,
+)
 from services.render.time_limit import check_clock
 from services.render.tool_arguments import is_text
 
 # Of a rendering, and of any JSON in it.
 MAX_CHARS = 64 * 1024 * 1024
+
+
+# Methods that make characters of what is none.
+_UNSAFE_METHODS = frozenset({"encode", "decode", "unescape", "striptags"})
+# Formats that make a character of a number: `%c`; `{:c}`, or one whose kind is a value itself.
+_PERCENT_C = re.compile(r"%(\([^)]*\))?[-#0 +*.\d]*c")
+_BRACED_C = re.compile(r"c\}|:[^}]*\{")
 
 
 class CompiledTemplate(NamedTuple):
@@ -50,8 +66,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _to_json
         self.filters["replace"] = self._replace
         self.filters["join"] = self._join
-        self.filters["format"] = self._format
-        self.filters[CONCAT] = self.concat
+        self.filters["format"] = self._modulo_of
+        self.filters["indent"] = self._of_printed(do_indent)
+        # Entities become characters, so that any text could come out in disguise.
+        self.filters["striptags"] = lambda value: self._control_tokens.unmark(do_striptags(as_written(value)))
+        self.filters["e"] = self.filters["escape"] = lambda value: FILTERS["escape"](as_written(value))
+        self.filters["forceescape"] = lambda value: do_forceescape(as_written(value))
+        self.filters[CONCAT] = lambda values: concatenated(values, self._control_tokens)
         self.filters[MODULO] = self._modulo
         self.tests["string"] = is_text
         self.globals["raise_exception"] = _raise_exception
@@ -91,7 +112,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandbox's own hook: `text.format`, here of the text as it is printed."""
         text = getattr(value, "__self__", None)
-        return super().wrap_str_format(getattr(str(text), value.__name__) if type(text) is OwnText else value)
+        own_method = getattr(str(text), value.__name__, None) if isinstance(text, OwnText) else None
+        formatter = super().wrap_str_format(own_method or value)
+        if formatter is None or not _BRACED_C.search(str(text)):
+            return formatter
+        return lambda *args, **kwargs: self._control_tokens.unmark(formatter(*args, **kwargs))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As the sandbox decides, but not what makes characters of bytes or entities: marks, it may be."""
+        if attr in _UNSAFE_METHODS and self._control_tokens.texts:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     def _read(self, value: Any) -> Any:
         """What is a text that was printed reads as itself again."""
@@ -100,16 +131,30 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _as_own(self, text: str) -> OwnText:
         return text if isinstance(text, OwnText) else OwnText(text, text, self._control_tokens)
 
-    def _replace(self, value: Any, old: Any, new: Any, count: int = -1) -> str:
+    def _replace(self, value: Any, old: Any, new: Any, count: int | None = None) -> str:
         # Jinja's own filter looks for what is printed: a text in disguise.
-        text, old, new = (each if isinstance(each, str) else str(each) for each in (value, old, new))
-        return (self._as_own(text) if isinstance(new, OwnText) else text).replace(old, new, count)
+        text, old, new = (each if type(each) in (str, OwnText) else str(each) for each in (value, old, new))
+        text = self._as_own(text) if isinstance(new, OwnText) else text
+        replaced: str = text.replace(old, new, -1 if count is None else count)
+        return replaced
 
     def _modulo(self, left: Any, right: Any) -> Any:
-        return self._read(left % right)
+        result = left % right
+        if isinstance(left, str) and _PERCENT_C.search(left):
+            return self._control_tokens.unmark(result)
+        return self._read(result)
 
-    def _format(self, *args: Any, **kwargs: Any) -> str:
-        return read_marked(do_format(*args, **kwargs), self._control_tokens)
+    def _modulo_of(self, text: Any, *values: Any, **named: Any) -> Any:
+        return self._modulo(text if isinstance(text, str) else str(text), named or values)
+
+    def _of_printed(self, text_filter: Callable[..., str]) -> Callable[..., str]:
+        """A filter that leaves the characters of control tokens alone."""
+
+        def filter_printed(value: Any, *args: Any, **kwargs: Any) -> str:
+            printed = str(value) if isinstance(value, OwnText) else value
+            return read_marked(text_filter(printed, *args, **kwargs), self._control_tokens)
+
+        return filter_printed
 
     @jinja2.pass_eval_context
     def _join(self, context: EvalContext, *args: Any, **kwargs: Any) -> str:

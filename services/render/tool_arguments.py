@@ -21,8 +21,8 @@ class ToolArguments(dict[str, Any]):
         self._text = "{}" if value is None else text
 
     def __getattr__(self, name: str) -> Any:
-        # A template's `arguments.title` is the value of that name, where there is one.
-        if name.startswith("_") or name in self:
+        # Also where an argument has the method's name: no template knows the arguments of one function.
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._text, name)
 
@@ -31,6 +31,8 @@ class ToolArguments(dict[str, Any]):
 
     def __mul__(self, count: int) -> str:
         return self._text * count
+
+    __rmul__ = __mul__
 
     def __str__(self) -> str:
         return self._text

@@ -171,6 +171,7 @@ def test_no_operation_makes_a_control_token_of_content(source: str, content: str
         "{% macro f() %}<think>{% endmacro %}{{ f() }}{% if f() == '<think>' %}+{% endif %}",
         "{% for x in '<think>,</think>'.split(',') %}{{ x }}{% if x == '</think>' %}+{% endif %}{% endfor %}",
         "{{ 123 | replace(2, '<think>', 1) }}{{ '<think>1' | replace(1, 2) }}",
+        "{{ ('<think>\n</think>' | indent(2)) ~ ('<User>' | e) }}{{ ('<think>' | center(20)).strip() }}",
         "{{ 'hi'.replace('h', '<think>') }}{{ ('<think>' + 'a').partition('>')[0] }}",
         "{{ ('<｜Assistant｜>' ~ '<think>')[:-7] }}{{ ('x' + '<think>').removeprefix('x') }}",
     ],
@@ -205,6 +206,73 @@ def test_templates_still_find_control_tokens_in_content(expression: str) -> None
     expected = render_with(ChatTemplate({"default": source}, {}), request).text
     tokens = deepseek_tokenizer_().control_tokens
     assert render_with(ChatTemplate({"default": source}, {}, control_tokens=tokens), request).text == expected
+
+
+def marks_of(text: str) -> str:
+    return deepseek_tokenizer_().control_tokens.mark(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ messages[0].content | striptags }}", "".join(f"&#{ord(c)};" for c in marks_of("<｜User｜>"))),
+        ("{{ messages[0].content | striptags | striptags }}", f"&amp;#{ord(marks_of('<'))};｜User｜>"),
+        ("{{ eos_token ~ messages[0].content | striptags }}", "".join(f"&#{ord(c)};" for c in marks_of(EOS))),
+    ],
+)
+def test_content_cannot_become_a_mark(source: str, content: str) -> None:
+    tokenizer = deepseek_tokenizer_()
+    ids = ids_of(source, content, tokenizer)
+    found = [tokenizer.token(each) for each in ids if tokenizer.token(each) in tokenizer.control_tokens.texts]
+    assert found == ([EOS] if "eos_token" in source else [])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for n in numbers %}{{ '%c' % n }}{% endfor %}",
+        "{% for n in numbers %}{{ '%c' | format(n) }}{% endfor %}",
+        "{% for n in numbers %}{{ '%(n)4c' | format(n=n) }}{% endfor %}",
+        "{% for n in numbers %}{{ '{:c}'.format(n) }}{% endfor %}",
+        "{% for n in numbers %}{{ '{:{}}'.format(n, 'c') }}{% endfor %}",
+    ],
+)
+def test_numbers_cannot_become_marks(source: str) -> None:
+    tokenizer = deepseek_tokenizer_()
+    template = ChatTemplate({"default": source}, {}, control_tokens=tokenizer.control_tokens)
+    numbers = list(map(ord, marks_of("<｜User｜>")))
+    request = to_request([user("x")], chat_template_kwargs_json=json.dumps({"numbers": numbers}))
+    assert control_ids(tokenizer, template, request) == []
+
+
+@pytest.mark.parametrize(
+    "expression", ["content.encode()", "content.encode('latin-1').decode()", "(content | safe).unescape()"]
+)
+def test_a_template_cannot_make_texts_of_bytes_or_entities(expression: str) -> None:
+    source = "{% set content = messages[0].content %}{{ " + expression + " }}"
+    template = ChatTemplate({"default": source}, {}, control_tokens=deepseek_tokenizer_().control_tokens)
+    with pytest.raises(ServiceError) as caught:
+        render_with(template, to_request([user("&#65;")]))
+    assert caught.value.reason is Reason.TEMPLATE_FAILED
+    assert render_with(ChatTemplate({"default": source}, {}), to_request([user("&#65;")])).text
+
+
+def test_what_a_template_adds_to_again_and_again_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = "{% set ns.o = ns.o ~ '<｜User｜>' ~ m.content %}"
+    source = "{% set ns = namespace(o='') %}{% for m in messages %}" + turn + "{% endfor %}{{ ns.o }}"
+    tokens = deepseek_tokenizer_().control_tokens
+    template = ChatTemplate({"default": source}, {}, control_tokens=tokens)
+    num_read = 0
+
+    def unmark(text: str) -> str:
+        nonlocal num_read
+        num_read += len(text)
+        return ControlTokens.unmark(tokens, text)
+
+    monkeypatch.setattr(tokens, "unmark", unmark)
+    text = render_with(template, to_request([user("word " * 50)] * 200)).text
+    assert len(text) == 200 * (250 + len("<｜User｜>"))
+    assert num_read <= 2 * len(text)
 
 
 def test_text_around_a_control_token_in_content_is_tokenized_as_one_text() -> None:
