@@ -67,7 +67,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["replace"] = self._replace
         self.filters["join"] = self._join
         self.filters["format"] = self._modulo_of
-        self.filters["indent"] = self._of_printed(do_indent)
+        self.filters["indent"] = self._indent
         # Entities become characters, so that any text could come out in disguise.
         self.filters["striptags"] = lambda value: self._control_tokens.unmark(do_striptags(as_written(value)))
         self.filters["e"] = self.filters["escape"] = lambda value: FILTERS["escape"](as_written(value))
@@ -147,14 +147,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _modulo_of(self, text: Any, *values: Any, **named: Any) -> Any:
         return self._modulo(text if isinstance(text, str) else str(text), named or values)
 
-    def _of_printed(self, text_filter: Callable[..., str]) -> Callable[..., str]:
-        """A filter that leaves the characters of control tokens alone."""
-
-        def filter_printed(value: Any, *args: Any, **kwargs: Any) -> str:
-            printed = str(value) if isinstance(value, OwnText) else value
-            return read_marked(text_filter(printed, *args, **kwargs), self._control_tokens)
-
-        return filter_printed
+    def _indent(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        printed = str(value) if isinstance(value, OwnText) else value
+        return read_marked(do_indent(printed, *args, **kwargs), self._control_tokens)
 
     @jinja2.pass_eval_context
     def _join(self, context: EvalContext, *args: Any, **kwargs: Any) -> str:
