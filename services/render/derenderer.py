@@ -64,7 +64,7 @@ class Derenderer:
         if index >= self._num_outputs:
             raise out_of_range("event.output_index", index, f"0 to {self._num_outputs - 1}, as admitted")
         if kind == "admitted":
-            if self._is_begun:
+            if self._admitted.seeds or self._outputs:
                 raise out_of_range("event", "admitted", "once, and before any other event")
             if (num_outputs := len(event.admitted.seeds)) > MAX_N:
                 raise out_of_range("event.admitted.seeds", f"{num_outputs} seeds", f"at most {MAX_N}")
@@ -79,10 +79,6 @@ class Derenderer:
         elif kind == "finished":
             return self._push_finished(index, event.finished)
         return []
-
-    @property
-    def _is_begun(self) -> bool:
-        return bool(self._admitted.seeds or self._outputs)
 
     @property
     def _num_outputs(self) -> int:

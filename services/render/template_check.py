@@ -34,11 +34,8 @@ def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None)
         return trusting
     checked = ChatTemplate(model.chat_templates, model.special_tokens, control_tokens=control_tokens)
     for conversation in _harmless_conversations():
-        try:
-            expected = trusting.render(conversation)
-        except ServiceError:
-            continue  # not for this template
-        if not _gives(checked, conversation, expected):
+        expected = _rendered(trusting, conversation)
+        if expected is not None and _rendered(checked, conversation) != expected:
             raise ConfigError(
                 f"the chat template of {model.path} hides which control tokens are its own; start with "
                 "--trust-content, which takes those in content for control tokens too"
@@ -46,11 +43,12 @@ def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None)
     return checked
 
 
-def _gives(template: ChatTemplate, conversation: Conversation, expected: Prompt) -> bool:
+def _rendered(template: ChatTemplate, conversation: Conversation) -> Prompt | None:
+    """None: the template does not take such a conversation."""
     try:
-        return template.render(conversation) == expected
+        return template.render(conversation)
     except ServiceError:
-        return False
+        return None
 
 
 def _harmless_conversations() -> Iterator[Conversation]:

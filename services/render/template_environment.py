@@ -66,7 +66,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _to_json
         self.filters["replace"] = self._replace
         self.filters["join"] = self._join
-        self.filters["format"] = self._modulo_of
+        self.filters["format"] = self._format
         self.filters["indent"] = self._indent
         # Entities become characters, so that any text could come out in disguise.
         self.filters["striptags"] = lambda value: self._control_tokens.unmark(do_striptags(as_written(value)))
@@ -144,7 +144,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return self._control_tokens.unmark(result)
         return self._read(result)
 
-    def _modulo_of(self, text: Any, *values: Any, **named: Any) -> Any:
+    def _format(self, text: Any, *values: Any, **named: Any) -> Any:
         return self._modulo(text if isinstance(text, str) else str(text), named or values)
 
     def _indent(self, value: Any, *args: Any, **kwargs: Any) -> str:

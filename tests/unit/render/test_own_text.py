@@ -42,6 +42,10 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "upper": lambda a, _: a.upper(),
     "title": lambda a, _: a.title(),
     "capitalize": lambda a, _: a.capitalize(),
+    "casefold": lambda a, _: a.casefold(),
+    "center": lambda a, _: a.center(12, "."),
+    "ljust": lambda a, _: a.ljust(12),
+    "rjust": lambda a, _: a.rjust(12),
 }
 
 
