@@ -35,6 +35,9 @@ class DrainState:
         self.draining = False
         self.expired = False
         self.calls: set[asyncio.Task[Any]] = set()
+        # Those of them that wait inside gRPC, which sends what they gave it: cancelled there, a call ends
+        # without our status.
+        self.sending: set[asyncio.Task[Any]] = set()
 
     def begin(self) -> None:
         """From now on new calls are refused."""
@@ -45,6 +48,11 @@ class DrainState:
         if self.draining:
             raise _draining()
 
+    def check_time(self) -> None:
+        """Ends a running call once its time is over."""
+        if self.expired:
+            raise _draining()
+
     async def wait_until_idle(self, seconds: float) -> bool:
         """True once no call runs; False if some still do after that time."""
         deadline = perf_counter() + seconds
@@ -53,10 +61,10 @@ class DrainState:
         return not self.calls
 
     async def end_calls(self) -> None:
-        """Ends what still runs with UNAVAILABLE (DRAINING)."""
+        """Ends what still runs with UNAVAILABLE (DRAINING); a call that is sending, once that is done."""
         self.expired = True
         calls = list(self.calls)
-        for task in calls:
+        for task in self.calls - self.sending:
             task.cancel()
         if calls:
             await asyncio.wait(calls, timeout=1.0)
@@ -153,11 +161,23 @@ class _Call:
             _log.exception("bug", method=self._method.name, error=type(error).__name__)
             await self._abort(_bug())
 
+    def begin_send(self) -> None:
+        """From now on gRPC has the call, until `end_send`."""
+        if self._task is not None:
+            self._drain.sending.add(self._task)
+
+    def end_send(self) -> None:
+        """gRPC has taken what it was given. Raises ServiceError if the call's time was over meanwhile."""
+        if self._task is not None:
+            self._drain.sending.discard(self._task)
+        self._drain.check_time()
+
     def end(self) -> None:
         """After the last message, or the error."""
         self._method.in_flight.dec()
         if self._task is not None:
             self._drain.calls.discard(self._task)
+            self._drain.sending.discard(self._task)
         name, seconds = self._method.name, perf_counter() - self._start
         self._method.latency.observe(seconds)
         metrics.SERVER_REQUESTS.labels(name, self._code.name).inc()
@@ -165,6 +185,7 @@ class _Call:
 
     async def _abort(self, error: ServiceError) -> None:
         self._code = error.code
+        self.begin_send()
         await self._context.abort_with_status(rpc_status.to_status(to_status(error)))
 
 
@@ -180,7 +201,10 @@ def _wrap(handler: Any, method: _Method, drain: DrainState) -> Handler:
             drain.check()
             async with aclosing(behavior(decode(request), context)) as events:
                 async for event in events:
-                    yield method.encode(event)
+                    data = method.encode(event)
+                    call.begin_send()
+                    yield data
+                    call.end_send()
         except BaseException as error:
             await call.fail(error)
             raise

@@ -81,6 +81,22 @@ async def test_past_the_limit_a_stream_ends_with_an_error_never_as_a_clean_end()
     assert metric("triptych_server_requests_total", method=GENERATE, code="UNAVAILABLE") == before + 1
 
 
+async def test_past_the_limit_streams_that_are_sending_end_with_the_error_too() -> None:
+    """Most of them wait inside gRPC at that moment, which knows nothing of our status."""
+
+    async def generate(request: Any, context: Any) -> Any:
+        while True:
+            yield event("x" * 4096)
+
+    async with serving(config={"drain_seconds": 0.3}, Generate=generate) as fake:
+        ends = [asyncio.ensure_future(failure_of(fake.stub.Generate(REQUEST))) for _ in range(20)]
+        await until(lambda: len(fake.server.drain.calls) == 20)
+        fake.server.stop()
+        for error in await asyncio.gather(*ends):
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_in(error.trailing_metadata()) is Reason.DRAINING
+
+
 async def test_past_the_limit_a_call_without_an_answer_ends_with_an_error() -> None:
     async def hang(request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
         await asyncio.Event().wait()
