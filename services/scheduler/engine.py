@@ -199,7 +199,16 @@ class Engine:
         metrics.WORKER_READY.labels(address).set(1)
         self.readiness_changed.set()
         self._observe(worker)
-        _log.info("worker_ready", worker=address, model=info.model, num_blocks=info.num_blocks)
+        _log.info(
+            "worker_ready",
+            worker=address,
+            model=info.model,
+            num_blocks=info.num_blocks,
+            weight_dtype=info.weight_dtype,
+        )
+        if len(dtypes := self.pool.weight_dtypes) > 1:
+            why = "the same request may get another answer on another worker; set --dtype"
+            _log.warning("weight_dtypes_differ", weight_dtypes=sorted(dtypes), why=why)
 
     def _detach(self, worker: int) -> None:
         """The session is gone: its sequences move, or their requests fail."""

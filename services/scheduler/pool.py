@@ -40,6 +40,11 @@ class Pool:
         self._infos.pop(worker, None)
 
     @property
+    def weight_dtypes(self) -> set[str]:
+        """The workers' types. With more than one an answer depends on which worker gives it."""
+        return {info.weight_dtype for info in self._infos.values()}
+
+    @property
     def vocab_size(self) -> int:
         """The model's; there is a worker."""
         return next(iter(self._infos.values())).vocab_size

@@ -1,15 +1,11 @@
 """Where the model runs, in which type, on how many threads: "auto" resolved before anything is built."""
 
-import time
-
 import torch
 
 from services.worker.model.config import CheckpointError, ModelConfig
 from shared.cores import num_usable_cores
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# The matmul that decides: an MLP's shape in small, a few milliseconds in either type.
-_PROBE_ROWS, _PROBE_SIZE, _PROBE_RUNS = 256, 1024, 5
 
 
 def choose_device(name: str) -> torch.device:
@@ -27,7 +23,9 @@ def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[
     """Resolves "auto", "float32" or "bfloat16"; returns the weights' type, and why, for the log.
 
     A checkpoint in fp32 or fp16 has bits that bfloat16 lacks, so "auto" keeps them in float32. A bfloat16 one
-    stays as it is on a GPU; a CPU may be many times slower at it, so that is measured.
+    stays as it is on a GPU, and on a CPU whose cores multiply bfloat16 matrices (AMX); others take up to many
+    times as long as in float32. The processor's features decide and not a stopwatch: workers of one kind
+    choose alike, on a busy machine too, and an output that moves between them goes on as it was.
     """
     if name != "auto":
         return _TYPES[name], "asked for"
@@ -35,10 +33,9 @@ def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[
         return torch.float32, f"the checkpoint is in {config.dtype}"
     if device.type != "cpu":
         return torch.bfloat16, "the checkpoint is in bfloat16"
-    seconds = {dtype: _matmul_seconds(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    ratio = seconds[torch.bfloat16] / seconds[torch.float32]
-    best = torch.bfloat16 if ratio <= 1.0 else torch.float32
-    return best, f"a bfloat16 matmul takes {ratio:.1f} times as long as a float32 one on this processor"
+    if torch.cpu.get_capabilities().get("amx_bf16", False):
+        return torch.bfloat16, "the checkpoint is in bfloat16, and this processor has AMX"
+    return torch.float32, "this processor has no AMX and is faster at float32; bfloat16 takes half the memory"
 
 
 def set_threads(num_threads: int | None) -> int:
@@ -46,15 +43,3 @@ def set_threads(num_threads: int | None) -> int:
     num_threads = num_threads or num_usable_cores()
     torch.set_num_threads(num_threads)
     return num_threads
-
-
-def _matmul_seconds(dtype: torch.dtype) -> float:
-    """The fastest of a few runs: the others were disturbed."""
-    x = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype)
-    seconds = []
-    for _ in range(_PROBE_RUNS):
-        started = time.perf_counter()
-        torch.nn.functional.linear(x, weight)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc import StatusCode
 from triptych.v1 import scheduler_pb2
 
@@ -221,3 +222,11 @@ async def test_while_one_worker_drains_the_other_takes_what_is_new(make_rig: Mak
         await collect(call)
     assert rig.workers[0].steps == []
     assert await rig.is_ready()
+
+
+async def test_workers_that_compute_in_different_types_serve_with_a_warning(make_rig: MakeRig) -> None:
+    with structlog.testing.capture_logs() as lines:
+        await make_rig(FakeWorker(), FakeWorker(weight_dtype="bfloat16"))
+    (warning,) = [line for line in lines if line["log_level"] == "warning"]
+    assert warning["event"] == "weight_dtypes_differ"
+    assert warning["weight_dtypes"] == ["bfloat16", "float32"]
