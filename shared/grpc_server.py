@@ -1,14 +1,16 @@
 """The server that every service runs in: TLS, bounds, health, reflection, and the way down.
 
 Going down: at the first SIGTERM or SIGINT readiness turns NOT_SERVING and new calls are refused (UNAVAILABLE,
-DRAINING); running calls go on for `drain_seconds`, then end with that same error, never as a clean end. A
-second signal exits at once.
+DRAINING); running calls go on for `drain_seconds`, then end with that same error, never as a clean end. Then
+the process ends, with the server still running (`end_process`). A second signal exits at once.
 """
 
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -23,6 +25,8 @@ _log = get_logger()
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+# For the last bytes of the calls that have just ended to reach their callers.
+_LINGER_SECONDS = 0.1
 
 
 class GrpcServer:
@@ -64,7 +68,10 @@ class GrpcServer:
         await self._health.set(service_name, _SERVING if serving else _NOT_SERVING)
 
     async def run_until_signal(self, on_drain: Callable[[], None] | None = None) -> None:
-        """Returns when the process was asked to end and every call has ended."""
+        """Returns when the process was asked to end and every call has ended: clean up, then `end_process`.
+
+        What cannot be ended, the stream of a reader who does not read, breaks with the process.
+        """
         await self._signalled.wait()
         self.drain.begin()
         if on_drain is not None:
@@ -75,10 +82,10 @@ class GrpcServer:
         if not await self.drain.wait_until_idle(self._config.drain_seconds):
             _log.warning("drain_limit_reached", calls=len(self.drain.calls))
             await self.drain.end_calls()
-        await self.server.stop(grace=0.5)
+        await asyncio.sleep(_LINGER_SECONDS)
 
     async def close(self) -> None:
-        """Ends at once, for a process that cannot serve after all."""
+        """Ends at once, for a process that cannot serve after all, and for tests."""
         await self.server.stop(grace=None)
 
     def stop(self) -> None:
@@ -99,3 +106,14 @@ class GrpcServer:
         if self._signalled.is_set():
             os._exit(128 + signal_number)
         self._signalled.set()
+
+
+def end_process() -> NoReturn:
+    """Ends the process of a server that has drained, exit code 0, without stopping the server.
+
+    A server that stops ends a call that has arrived but has no handler yet with CANCELLED, which no caller
+    tries again (gRPC 1.85; its issue 41785). Where the connection closes instead, such a call is UNAVAILABLE.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

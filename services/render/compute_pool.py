@@ -62,11 +62,6 @@ class ComputePool:
         executor = self._small if num_bytes <= _SMALL_BYTES else self._large
         return await _run_on(executor, lambda: work(*args, **kwargs))
 
-    def close(self) -> None:
-        """Gives up what has not begun; running work ends by itself."""
-        for executor in (self._small, self._large):
-            executor.shutdown(wait=False, cancel_futures=True)
-
 
 async def _run_on(executor: Executor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(executor, work)

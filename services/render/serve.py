@@ -15,7 +15,7 @@ from services.render.servicer import RenderServicer
 from services.render.text_servicer import TextServicer
 from shared import metrics
 from shared.grpc_client import create_channel
-from shared.grpc_server import GrpcServer
+from shared.grpc_server import GrpcServer, end_process
 from shared.log import configure_logging, get_logger
 
 RENDER_SERVICE = render_pb2.DESCRIPTOR.services_by_name["RenderService"].full_name
@@ -66,7 +66,7 @@ async def _serve(config: RenderConfig) -> None:
         await scheduler.close()
     if channel is not None:
         await channel.close()
-    pool.close()
+    end_process()
 
 
 def _bound_collections() -> None:

@@ -16,7 +16,7 @@ from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.worker_client import WorkerClient
 from shared import metrics
 from shared.grpc_client import create_channel
-from shared.grpc_server import GrpcServer
+from shared.grpc_server import GrpcServer, end_process
 from shared.log import configure_logging, get_logger
 from shared.wire import Address
 
@@ -75,6 +75,7 @@ async def _serve(config: SchedulerConfig) -> None:
         for task in service.tasks:
             task.add_done_callback(_exit_on_bug)
         await service.server.run_until_signal()
+    end_process()
 
 
 async def _follow_readiness(engine: Engine, server: GrpcServer) -> None:

@@ -1,7 +1,6 @@
 """The worker process: listens at once, loads the model on the model's thread, then turns ready."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +21,7 @@ from services.worker.servicer import WorkerServicer
 from services.worker.session_record import RecordError, SessionRecord
 from shared import metrics
 from shared.config import ConfigError
-from shared.grpc_server import GrpcServer
+from shared.grpc_server import GrpcServer, end_process
 from shared.log import configure_logging, get_logger
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -57,11 +56,11 @@ async def _serve(config: WorkerConfig) -> None:
     _log.info("listening", address=str(address), metrics=str(metrics_address))
     try:
         await _load_and_serve(config, model_config, server, servicer, model_thread)
-    finally:
+    except BaseException:
         await server.close()
-    if servicer.pass_started is not None:
-        # The drain limit has passed and nobody waits for this pass, but Python would, for its thread.
-        os._exit(0)
+        raise
+    # A pass may still run, past the drain limit: nobody waits for it.
+    end_process()
 
 
 async def _load_and_serve(

@@ -109,3 +109,4 @@ async def _check_is_clean(rig: Rig) -> None:
 async def _shut_down(service: SchedulerService) -> None:
     service.server.stop()
     await service.server.run_until_signal()
+    await service.server.close()

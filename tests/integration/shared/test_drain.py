@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from time import monotonic
 from typing import Any
 
@@ -125,6 +126,7 @@ async def test_past_the_limit_the_stream_of_a_reader_that_does_not_read_breaks_t
         await asyncio.sleep(0.5)
         fake.server.stop()
         await asyncio.wait_for(fake.running, 5)
+        await fake.server.close()  # in its place a process ends
         await asyncio.wait_for(ended.wait(), 2)
         assert (await failure_of(call)).code() is grpc.StatusCode.UNAVAILABLE
 
@@ -170,3 +172,31 @@ async def test_a_second_signal_ends_a_process_at_once(signal_number: signal.Sign
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_calls_that_arrive_while_a_process_ends_are_unavailable_and_never_cancelled() -> None:
+    """Those too that gRPC has accepted and our code has not seen yet: callers try UNAVAILABLE again."""
+    codes: Counter[grpc.StatusCode] = Counter()
+
+    async def call_on(address: str, ended: asyncio.Event) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = render_pb2_grpc.RenderServiceStub(channel)
+            while not ended.is_set():
+                try:
+                    await stub.Tokenize(render_pb2.TokenizeRequest(text="x" * 500))
+                    codes[grpc.StatusCode.OK] += 1
+                except grpc.aio.AioRpcError as error:
+                    codes[error.code()] += 1
+
+    for _ in range(3):
+        with started("render") as render:
+            render.wait_until_ready()
+            ended = asyncio.Event()
+            callers = [asyncio.ensure_future(call_on(str(render.address), ended)) for _ in range(16)]
+            await asyncio.sleep(0.5)
+            render.send(signal.SIGTERM)
+            assert await asyncio.to_thread(render.wait) == 0
+            ended.set()
+            await asyncio.gather(*callers)
+    assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    assert min(codes.values()) > 50

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from time import monotonic
 
 import pytest
@@ -15,10 +15,8 @@ LARGE = 1_000_000
 
 
 @pytest.fixture
-def pool() -> Iterator[ComputePool]:
-    pool = ComputePool(num_threads=1)
-    yield pool
-    pool.close()
+def pool() -> ComputePool:
+    return ComputePool(num_threads=1)
 
 
 @pytest.fixture
