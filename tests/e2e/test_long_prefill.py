@@ -13,7 +13,7 @@ from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
 from shared.demo_model import PATH as DEMO_MODEL
 from tests.e2e.stack import Stack, running_stack
-from tests.support.processes import ServiceProcess
+from tests.support.processes import ServiceProcess, started
 
 _MAX_LEN = 131_072
 _PREFILL_SECONDS = 20.0
@@ -36,8 +36,15 @@ def slow_stack(tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture
+def bystander() -> Iterator[ServiceProcess]:
+    """A service that has nothing to do with them, for what the machine itself takes."""
+    with started("render") as process:
+        yield process
+
+
 async def test_within_a_20_second_prefill_every_service_answers_health_within_100_ms(
-    slow_stack: Stack,
+    slow_stack: Stack, bystander: ServiceProcess
 ) -> None:
     async with grpc.aio.insecure_channel(str(slow_stack.scheduler.address)) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -45,16 +52,19 @@ async def test_within_a_20_second_prefill_every_service_answers_health_within_10
         started = time.monotonic()
         prefill = asyncio.create_task(_prefill(stub, num_tokens))
         services = (slow_stack.worker, slow_stack.scheduler, slow_stack.render)
-        delays = await asyncio.gather(*(_health_delays(service, prefill) for service in services))
+        *delays, of_bystander = await asyncio.gather(
+            *(_health_delays(service, prefill) for service in (*services, bystander))
+        )
         seconds = time.monotonic() - started
     assert seconds > _PREFILL_SECONDS / 2, "the prefill was too short to show anything"
+    assert all(len(measured) > 50 for measured in delays)
+    # What else runs on the machine may hold up one or two, on a busy one all of them, the bystander's too. A
+    # loop that waits for the pass would hold up them all, or one for as long as the pass takes.
+    *_, others, _, _ = sorted(of_bystander)
     for service, measured in zip(services, delays, strict=True):
-        assert len(measured) > 50
         *_, third, second, longest = sorted(measured)
-        # What else runs on the machine may hold up one or two. A loop that waits for the pass would hold up
-        # them all, or one for as long as the pass takes.
-        assert third < 0.1, (service.command, third, second, longest)
-        assert longest < 1, (service.command, third, second, longest)
+        assert third < 0.1 + others, (service.command, third, second, longest, others)
+        assert longest < 1 + others, (service.command, third, second, longest, others)
 
 
 async def _tokens_for(stub: "scheduler_pb2_grpc.SchedulerServiceAsyncStub", seconds: float) -> int:

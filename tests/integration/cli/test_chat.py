@@ -69,7 +69,14 @@ def test_no_prompt_and_no_answer_is_logged(running: Up) -> None:
 def test_ctrl_c_at_the_prompt_ends_it(running: Up) -> None:
     terminal, its_end = pty.openpty()
     arguments = [sys.executable, "-m", "services.cli", "chat", "--render", str(running.render)]
-    process = subprocess.Popen(arguments, stdin=its_end, stdout=its_end, stderr=its_end)
+    process = subprocess.Popen(
+        arguments,
+        stdin=its_end,
+        stdout=its_end,
+        stderr=its_end,
+        # Where this suite runs in the background of a shell, it ignores the signal, and so would its child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(its_end)
     try:
         shown = b""

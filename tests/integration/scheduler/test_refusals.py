@@ -145,8 +145,9 @@ async def test_tokens_of_another_tokenizer_are_refused(rig: Rig) -> None:
 async def test_a_full_queue_refuses_and_says_when_to_retry(make_rig: MakeRig) -> None:
     rig = await make_rig(FakeWorker(), max_num_seqs=1, max_waiting=2)
     rig.workers[0].hold()
-    calls = [rig.stub.Generate(request(prompt_of(5, first), max_tokens=2)) for first in (1, 2, 3)]
-    await read_until(calls[0], "scheduled")
+    calls = [rig.stub.Generate(request(prompt_of(5, 1), max_tokens=2))]
+    await read_until(calls[0], "scheduled")  # it no longer waits
+    calls += [rig.stub.Generate(request(prompt_of(5, first), max_tokens=2)) for first in (2, 3)]
     for call in calls[1:]:
         await read_until(call, "admitted")
     refusal = await refusal_of(rig.stub.Generate(request(prompt_of(5))))

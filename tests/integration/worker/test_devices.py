@@ -1,5 +1,7 @@
 """What a worker process does about its device before it serves from it."""
 
+import torch
+
 from tests.support.processes import ServiceProcess, started
 
 BROKEN_DEVICE = "tests.integration.worker.broken_device_worker"
@@ -21,5 +23,7 @@ def test_what_auto_has_chosen_is_logged_with_its_reason() -> None:
     with started("worker", "--threads", "1") as worker:
         worker.wait_until_ready()
         (loaded,) = [line for line in worker.log if line["event"] == "model_loaded"]
-    assert (loaded["device"], loaded["dtype"], loaded["threads"]) == ("cpu", "torch.float32", 1)
+    has_amx = torch.cpu.get_capabilities().get("amx_bf16", False)
+    dtype = "torch.bfloat16" if has_amx else "torch.float32"
+    assert (loaded["device"], loaded["dtype"], loaded["threads"]) == ("cpu", dtype, 1)
     assert loaded["dtype_why"]
