@@ -7,7 +7,7 @@ GENERATED := protos/triptych/v1/.generated
 PROTO_FILES := $(wildcard protos/triptych/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos fmt lint type test check demo mutants bench bench-render clean
+.PHONY: help setup protos fmt lint type test check demo mutants soak bench bench-render clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ demo: setup ## three processes on this machine answer a conversation, streamed, 
 
 mutants: setup ## does the suite catch deliberate faults in the pass? (minutes; the table goes to tests/bench/LOG.md)
 	$(BIN)/python -m tests.qualification.mutants
+
+soak: setup ## half an hour (or MINUTES=…) of mixed load while processes die: every answer right, nothing left over
+	$(BIN)/python -m tests.e2e.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: setup ## speed, memory and start time, on this machine, alone (numbers go to tests/bench/LOG.md)
 	$(BIN)/python -m tests.bench
