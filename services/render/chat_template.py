@@ -137,18 +137,33 @@ class ChatTemplate:
     def _render_open(self, compiled: CompiledTemplate, conversation: Conversation, prefix: str) -> str:
         """Renders with a mark at the end of the last message, and cuts there."""
         *earlier, last = conversation.messages
-        content = last["content"]
-        if not isinstance(content, str):
+        continued, marked_content = _with_mark(last["content"])
+        if continued is None:
             raise out_of_range(f"{prefix}continue_final_message", True, "only if the last message has text")
-        text = self._run(compiled, conversation, [*earlier, {**last, "content": content + _END_MARK}], prefix)
+        text = self._run(compiled, conversation, [*earlier, {**last, "content": marked_content}], prefix)
         mark = _END_MARK.strip()
         end = text.rfind(mark)
-        if end < 0 or content.strip() not in text[:end]:
+        if end < 0 or continued.strip() not in text[:end]:
             raise _failed("it leaves out the last message, which cannot be continued then", prefix)
         is_trimmed = not text.startswith(_END_MARK, end)
         # A template may write the content more than once.
         before = text[:end].replace(mark if is_trimmed else _END_MARK, "")
         return before.rstrip() if is_trimmed else before
+
+
+def _with_mark(content: Any) -> tuple[str | None, Any]:
+    """The text to continue, and the content with the mark after it. None if there is no text.
+
+    Of a list of parts, that of the last part which has one, as with Hugging Face.
+    """
+    if isinstance(content, str):
+        return content, content + _END_MARK
+    if isinstance(content, list):
+        for index, part in reversed(list(enumerate(content))):
+            if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+                marked = {**part, "text": text + _END_MARK}
+                return text, [*content[:index], marked, *content[index + 1 :]]
+    return None, content
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -182,8 +182,13 @@ def test_the_clock_can_be_set() -> None:
     )
 
 
-def test_a_message_without_text_cannot_be_continued() -> None:
-    error = refusal("{{ messages }}", to_request([assistant(None)], continue_final_message=True))
+@pytest.mark.parametrize(
+    "content", [None, [], [{"type": "image"}], ["text"], [{"text": None}], {"text": "x"}]
+)
+def test_a_message_without_text_cannot_be_continued(content: object) -> None:
+    message = render_pb2.ChatMessage(role="assistant", extra_json=json.dumps({"content": content}))
+    request = render_pb2.RenderChatRequest(messages=[message], continue_final_message=True)
+    error = refusal("{{ messages }}", request)
     assert error.field == "continue_final_message"
 
 

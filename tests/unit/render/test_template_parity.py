@@ -82,6 +82,18 @@ def test_a_continued_message_is_left_open_as_transformers_leaves_it(style: str, 
     assert ours.rstrip().endswith(content.strip())
 
 
+@pytest.mark.parametrize("texts", [["The answer "], ["The", " answer is "]])
+def test_of_a_message_in_parts_the_last_text_is_left_open_as_transformers_leaves_it(texts: list[str]) -> None:
+    style = "kimi_k2"  # it reads parts
+    parts = [{"type": "text", "text": text} for text in texts]
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}]
+    request = to_request(messages[:1], continue_final_message=True)
+    request.messages.add(role="assistant", extra_json=json.dumps({"content": parts}))
+    ours = render_with(template_of(style), request).text
+    assert ours == transformers_text(style, messages, continue_final_message=True)
+    assert ours.rstrip().endswith(texts[-1].strip())
+
+
 _text = st.text(max_size=40) | st.sampled_from(
     ["", "\n", " a ", "<", "</", "｜", "{{ x }}", "你好", "\\u003c"]
 )
