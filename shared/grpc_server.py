@@ -8,8 +8,8 @@ the process ends, with the server still running (`end_process`). A second signal
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import NoReturn
 
 import grpc
@@ -19,14 +19,16 @@ from grpc_reflection.v1alpha import reflection
 from shared.config import ConfigError, ServiceConfig
 from shared.interceptors import DrainState, ServerInterceptor
 from shared.log import get_logger
+from shared.unsent_bytes import has_unsent_bytes
 from shared.wire import SERVER_OPTIONS, Address
 
 _log = get_logger()
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# For the last bytes of the calls that have just ended to reach their callers.
-_LINGER_SECONDS = 0.1
+# For the last bytes of the calls that have just ended to reach their callers: at least, and at most, while
+# the kernel still has some that a caller has not taken.
+_MIN_LINGER_SECONDS, _MAX_LINGER_SECONDS = 0.1, 3.0
 
 
 class GrpcServer:
@@ -43,13 +45,14 @@ class GrpcServer:
         names = (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
         self._signalled = asyncio.Event()
+        self._port = 0
 
     async def start(self) -> Address:
         """Listens; returns the address, with the real port if 0 was asked for. Raises ConfigError."""
         address = self._config.listen
         try:
             address.check_free()
-            port = self._bind(address)
+            port = self._port = self._bind(address)
         except (OSError, RuntimeError) as error:
             why = error.strerror if isinstance(error, OSError) else "gRPC refuses the address"
             raise ConfigError(f"--listen: cannot listen on {address}: {why}") from None
@@ -82,7 +85,7 @@ class GrpcServer:
         if not await self.drain.wait_until_idle(self._config.drain_seconds):
             _log.warning("drain_limit_reached", calls=len(self.drain.calls))
             await self.drain.end_calls()
-        await asyncio.sleep(_LINGER_SECONDS)
+        await self._linger()
 
     async def close(self) -> None:
         """Ends at once, for a process that cannot serve after all, and for tests."""
@@ -91,6 +94,12 @@ class GrpcServer:
     def stop(self) -> None:
         """Begins the way down, as a signal does."""
         self._signalled.set()
+
+    async def _linger(self) -> None:
+        deadline = monotonic() + _MAX_LINGER_SECONDS
+        await asyncio.sleep(_MIN_LINGER_SECONDS)
+        while has_unsent_bytes(self._port) and monotonic() < deadline:  # noqa: ASYNC110 no event tells
+            await asyncio.sleep(0.05)
 
     def _bind(self, address: Address) -> int:
         if self._config.tls_cert is None or self._config.tls_key is None:
@@ -114,6 +123,4 @@ def end_process() -> NoReturn:
     A server that stops ends a call that has arrived but has no handler yet with CANCELLED, which no caller
     tries again (gRPC 1.85; its issue 41785). Where the connection closes instead, such a call is UNAVAILABLE.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)

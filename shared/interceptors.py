@@ -39,6 +39,12 @@ class DrainState:
         # without our status.
         self.sending: set[asyncio.Task[Any]] = set()
 
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """A call that runs in this task, until gRPC has sent the last of it and the task is done."""
+        self.calls.add(task)
+        for tasks in (self.calls, self.sending):
+            task.add_done_callback(tasks.discard)
+
     def begin(self) -> None:
         """From now on new calls are refused."""
         self.draining = True
@@ -143,7 +149,7 @@ class _Call:
         self._start = perf_counter()
         self._task = asyncio.current_task()
         if self._task is not None:
-            drain.calls.add(self._task)
+            drain.add(self._task)
         method.in_flight.inc()
 
     async def fail(self, error: BaseException) -> None:
@@ -175,9 +181,7 @@ class _Call:
     def end(self) -> None:
         """After the last message, or the error."""
         self._method.in_flight.dec()
-        if self._task is not None:
-            self._drain.calls.discard(self._task)
-            self._drain.sending.discard(self._task)
+        self.begin_send()  # a single answer, and the status
         name, seconds = self._method.name, perf_counter() - self._start
         self._method.latency.observe(seconds)
         metrics.SERVER_REQUESTS.labels(name, self._code.name).inc()

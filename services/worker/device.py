@@ -23,9 +23,9 @@ def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[
     """Resolves "auto", "float32" or "bfloat16"; returns the weights' type, and why, for the log.
 
     A checkpoint in fp32 or fp16 has bits that bfloat16 lacks, so "auto" keeps them in float32. A bfloat16 one
-    stays as it is on a GPU, and on a CPU whose cores multiply bfloat16 matrices (AMX); others take up to many
-    times as long as in float32. The processor's features decide and not a stopwatch: workers of one kind
-    choose alike, on a busy machine too, and an output that moves between them goes on as it was.
+    stays as it is on a GPU, and on a CPU whose cores multiply bfloat16 matrices (AMX); on others large ones
+    may take many times as long as in float32. The processor's features decide, not a stopwatch: workers of
+    one kind choose alike, on a busy machine too, and an output that moves between them goes on as it was.
     """
     if name != "auto":
         return _TYPES[name], "asked for"
@@ -35,7 +35,8 @@ def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[
         return torch.bfloat16, "the checkpoint is in bfloat16"
     if torch.cpu.get_capabilities().get("amx_bf16", False):
         return torch.bfloat16, "the checkpoint is in bfloat16, and this processor has AMX"
-    return torch.float32, "this processor has no AMX and is faster at float32; bfloat16 takes half the memory"
+    why = "this processor has no AMX, without which large matrices may be slower; bfloat16 halves the memory"
+    return torch.float32, why
 
 
 def set_threads(num_threads: int | None) -> int:

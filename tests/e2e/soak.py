@@ -9,7 +9,8 @@ which goes on after a while, or comes back on its port. Exit code 1, with what w
 - a call ends in another way than its kind may, or fails although no fault explains it: one of a worker never
   does, for its requests move to the other,
 - an answer differs from the one that the same request got alone, before (`_MAX_DIFFERENT`),
-- a service is not ready again in time, or health is not,
+- a call takes longer than `_MAX_CALL_SECONDS`,
+- a service is not ready again in time, or at the end,
 - requests or blocks are left over in the scheduler when all callers are done.
 
 Memory, descriptors and threads of each process are printed every minute, to be read.
@@ -36,6 +37,7 @@ from tests.e2e.soak_services import FAULTS, NAMES, Services
 from tests.e2e.stack import ask
 
 _NUM_CALLERS = 24
+_MAX_CALL_SECONDS = 120.0
 _FAULT_PAUSE_SECONDS = (15, 40)
 # A near-tie between two tokens may fall either way in another batch: fp32 sums differ in their last bits.
 _MAX_DIFFERENT = 0.005
@@ -90,8 +92,11 @@ class Soak:
                 (kind,) = self.random.choices(list(kinds), weights=list(kinds.values()))
                 start = time.monotonic()
                 try:
-                    await kind(stub)
+                    async with asyncio.timeout(_MAX_CALL_SECONDS):
+                        await kind(stub)
                     self.counts[f"{kind.__name__} ok"] += 1
+                except TimeoutError:
+                    self.wrong.append(f"{kind.__name__}: no end after {_MAX_CALL_SECONDS} s")
                 except grpc.aio.AioRpcError as error:
                     self._judge(kind, error, start)
                     await asyncio.sleep(0.5)
@@ -178,8 +183,10 @@ class Soak:
 
     async def break_until(self, end: float) -> None:
         """Fault after fault."""
-        while time.monotonic() + _QUIET_SECONDS < end:
+        while True:
             await asyncio.sleep(self.random.uniform(*_FAULT_PAUSE_SECONDS))
+            if time.monotonic() + _QUIET_SECONDS > end:
+                return
             name, fault = self.random.choice(NAMES), self.random.choice(FAULTS)
             seconds = self.random.uniform(0, 20 if fault == "stop" else 4)
             begin = time.monotonic()
@@ -234,7 +241,11 @@ async def _run(minutes: float, seed: int, faults: bool) -> int:
         jobs = [soak.call_until(end) for _ in range(_NUM_CALLERS)]
         await asyncio.gather(*jobs, *([soak.break_until(end)] if faults else []))
         reporting.cancel()
-        await soak.check_idle()
+        try:
+            await asyncio.to_thread(services.wait_until_ready)
+            await soak.check_idle()
+        except (AssertionError, grpc.aio.AioRpcError) as error:
+            soak.wrong.append(f"at the end: {error}")
         _say(services.usage())
     finally:
         services.close()
@@ -251,7 +262,7 @@ def _say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
-def main(minutes: Annotated[float, typer.Option(min=0.5)] = 30.0, seed: int = 0, faults: bool = True) -> None:
+def main(minutes: Annotated[float, typer.Option(min=2)] = 30.0, seed: int = 0, faults: bool = True) -> None:
     """Exit code 0 if everything held."""
     sys.exit(asyncio.run(_run(minutes, seed, faults)))
 

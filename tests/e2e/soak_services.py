@@ -73,5 +73,6 @@ class Services:
                 folder = Path(f"/proc/{process.process.pid}")
                 lines = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
                 num_files = len(list((folder / "fd").iterdir()))
-                parts.append(f"{name} {lines['VmRSS'].strip()} {num_files} files {lines['Threads']} threads")
+                memory = lines.get("VmRSS", "ended").strip()
+                parts.append(f"{name} {memory} {num_files} files {lines['Threads']} threads")
         return ", ".join(parts)
