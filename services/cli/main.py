@@ -72,6 +72,7 @@ def _render(given: dict[str, Any]) -> None:
 
 
 _NOTHING: frozenset[str] = frozenset()
+_OUR_PACKAGES = ("services", "shared", "triptych")
 _command("worker", help="The forward pass: owns weights and KV bytes.")(
     command_from([WorkerConfig], _worker, _NOTHING)
 )
@@ -147,6 +148,12 @@ def main() -> None:
     except (ConfigError, typer.TyperException) as error:
         text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         print(f"triptych: {' '.join(text.split())}", file=sys.stderr)
+        code = 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in _OUR_PACKAGES:
+            raise
+        extras = "each service has its own in an extra: triptych[render], triptych[worker]"
+        print(f"triptych: {error.name} is not installed; {extras}", file=sys.stderr)
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         code = 130

@@ -46,10 +46,12 @@ def render_file(conversations: str, config: RenderFileConfig) -> None:
     if config.output is not None and config.output.resolve() == Path(conversations).resolve():
         raise ConfigError(f"--output is {config.output}, the file that is read")
     with _open(conversations) as source:
-        renderer = load_renderer(config).renderer
+        loaded = load_renderer(config)
+        for doubt in loaded.doubts:
+            print(f"triptych: warning: {doubt}", file=sys.stderr)
         # Whoever reads the other end of a pipe may have enough.
         with suppress(BrokenPipeError), _written(config.output) as target:
-            for line in render_lines(renderer, _with_progress(source), _name_of(conversations)):
+            for line in render_lines(loaded.renderer, _with_progress(source), _name_of(conversations)):
                 print(line, file=target)
 
 

@@ -18,7 +18,6 @@ from services.cli.call_failure import print_failure
 from services.cli.replay_difference import first_difference
 from shared.config import ConfigError, ListenAddress, TlsConfig
 from shared.grpc_client import create_channel
-from shared.wire import Address
 
 # Alternatives that the replay asks for at least: those that a difference is reported with.
 _NUM_BEST = 2
@@ -28,8 +27,7 @@ class ReplayConfig(TlsConfig):
     """What `replay` takes besides the file."""
 
     worker: ListenAddress = Field(
-        Address("127.0.0.1", 50053),
-        description="The worker, HOST:PORT. One that no scheduler uses: the replay takes its cache.",
+        description="The worker, HOST:PORT. A scheduler that uses it is shut out, until it is restarted."
     )
     tolerance: float = Field(
         0.01, ge=0, description="Recorded log-probabilities that differ by no more count as equal."
@@ -58,7 +56,7 @@ def replay(file: str, config: ReplayConfig) -> int:
         return 1
     steps = [result for session in sessions for _, result in session.steps]
     num_unanswered = steps.count(None)
-    print(f"{len(steps) - num_unanswered} steps in {len(sessions)} sessions are equal")
+    print(f"equal: {len(steps) - num_unanswered} steps, sessions: {len(sessions)}")
     if num_unanswered:
         print(f"{num_unanswered} had no recorded result; this worker answered them")
     return 0

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import jinja2
 
+from services.render.content_parts import PROBE_MESSAGES, join_parts, shows_parts
 from services.render.control_tokens import ControlTokens, Prompt
 from services.render.conversation import Conversation
 from services.render.model_folder import DEFAULT_TEMPLATE
@@ -31,10 +33,12 @@ _TEMPLATE_FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 
-_SET_HERE = frozenset(
-    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
-    | {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+_SPECIAL_TOKENS = frozenset(
+    {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 )
+_SET_HERE = _SPECIAL_TOKENS | {
+    "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template",
+}  # fmt: skip
 
 
 class ChatTemplate:
@@ -58,6 +62,13 @@ class ChatTemplate:
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._compiled = {name: self._compile(name, source) for name, source in sources.items()}
+        # Special tokens that a template reads, and that are not set.
+        self.unset_special_tokens = {
+            name
+            for compiled in self._compiled.values()
+            for name in _SPECIAL_TOKENS & compiled.names
+            if not special_tokens.get(name)
+        }
         # Variables that a caller may not set.
         self.reserved_names = _SET_HERE | self._environment.globals.keys() | special_tokens.keys()
 
@@ -71,16 +82,28 @@ class ChatTemplate:
 
     def _render(self, conversation: Conversation, prefix: str) -> str:
         compiled = self._choose(bool(conversation.tools))
-        if conversation.tools and not compiled.uses_tools:
+        if conversation.tools and "tools" not in compiled.names:
             raise ServiceError(
                 Reason.TOOLS_UNSUPPORTED,
                 "the model's chat template ignores tools",
                 field=f"{prefix}tools_json",
             )
         conversation.refuse_characters(self._control_tokens.has_marks, prefix)
+        has_parts = any(isinstance(message["content"], list) for message in conversation.messages)
+        if has_parts and not self._reads_parts(compiled):
+            conversation = replace(conversation, messages=join_parts(conversation.messages, prefix))
         if conversation.continue_final_message:
             return self._render_open(compiled, conversation, prefix)
         return self._run(compiled, conversation, conversation.messages, prefix)
+
+    def _reads_parts(self, compiled: CompiledTemplate) -> bool:
+        probe = Conversation(
+            PROBE_MESSAGES, [], {}, add_generation_prompt=False, continue_final_message=False
+        )
+        try:
+            return shows_parts(self._run(compiled, probe, probe.messages, ""))
+        except ServiceError:
+            return False
 
     def _own_text(self, text: str) -> str:
         return OwnText(text, self._control_tokens.mark(text), self._control_tokens)
@@ -96,7 +119,11 @@ class ChatTemplate:
         for name in names:
             if name in self._compiled:
                 return self._compiled[name]
-        raise ServiceError(Reason.NO_CHAT_TEMPLATE, "the model has no chat template; send a plain prompt")
+        raise ServiceError(
+            Reason.NO_CHAT_TEMPLATE,
+            "the model's folder has no chat template, as chat_template.jinja or in tokenizer_config.json"
+            + (f", but for {', '.join(map(repr, self._compiled))}" if self._compiled else ""),
+        )
 
     def _run(
         self,
@@ -128,7 +155,7 @@ class ChatTemplate:
                     pieces.append(str(piece))  # not each is printed already
         except _TEMPLATE_FAULTS as error:
             detail = self._control_tokens.unmark(str(error)) or type(error).__name__
-            raise _failed(detail, prefix) from None
+            raise _failed(f"{_place_of(error)}{detail}", prefix) from None
         return "".join(pieces)
 
     def _own_role(self, role: str) -> str:
@@ -173,6 +200,18 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the template, for an error that is not a sentence of the template's own; empty if unknown."""
+    line = None
+    trace = None if type(error) is jinja2.TemplateError else error.__traceback__
+    while trace is not None:
+        # Jinja puts such a frame, with the template's line, in place of each of its compiled code.
+        if "__jinja_exception__" in trace.tb_frame.f_globals:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if line is None else f"line {line}: "
 
 
 def _failed(detail: str, prefix: str) -> ServiceError:

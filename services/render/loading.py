@@ -1,12 +1,13 @@
 """From the configuration to a renderer, for the service and for work without one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from triptych.v1 import types_pb2
 
+from services.render.chat_template import ChatTemplate
 from services.render.config import RenderConfig
-from services.render.model_folder import load_model_folder
+from services.render.model_folder import ModelFolder, load_model_folder
 from services.render.output_format import PARSERS, ParserName, choose_parser
 from services.render.renderer import Renderer
 from services.render.template_check import load_chat_template
@@ -21,6 +22,8 @@ class Loaded(NamedTuple):
     parser: ParserName
     # Why this one.
     parser_reason: str
+    # Sentences on what the folder has that cannot be meant so.
+    doubts: tuple[str, ...]
 
 
 def load_renderer(
@@ -33,12 +36,23 @@ def load_renderer(
     model = load_model_folder(config.model, config.served_model_name or "")
     tokenizer = Tokenizer(model.tokenizer_file, config.tokenizer)
     parser, reason = choose_parser(config.parser, model.chat_templates.values())
+    chat_template = load_chat_template(model, None if config.trust_content else tokenizer.control_tokens)
     renderer = Renderer(
         model,
         tokenizer,
-        load_chat_template(model, None if config.trust_content else tokenizer.control_tokens),
+        chat_template,
         parser=PARSERS[parser],
         scheduler_info=scheduler_info,
         observe=observe,
     )
-    return Loaded(renderer, tokenizer, parser, reason)
+    return Loaded(renderer, tokenizer, parser, reason, tuple(_doubts(model, tokenizer, chat_template)))
+
+
+def _doubts(model: ModelFolder, tokenizer: Tokenizer, chat_template: ChatTemplate) -> Iterator[str]:
+    for name in sorted(chat_template.unset_special_tokens):
+        yield f"the chat template prints {name}, which no file of {model.path} sets: nothing stands there"
+    if (token := tokenizer.token(model.vocab_size)) is not None:
+        yield (
+            f"vocab_size is {model.vocab_size} in {model.path / 'config.json'}, but the tokenizer has more "
+            f"tokens ({token!r} is {model.vocab_size}): the model cannot read them"
+        )

@@ -105,8 +105,12 @@ class Renderer:
         return render_pb2.TokenizeResponse(token_ids=token_ids)
 
     def detokenize(self, request: render_pb2.DetokenizeRequest) -> render_pb2.DetokenizeResponse:
-        """Unknown ids decode to nothing. Raises ServiceError: UNKNOWN_MODEL."""
+        """Ids of the model's that the tokenizer does not know decode to nothing.
+
+        Raises ServiceError: UNKNOWN_MODEL, PARAMETER_OUT_OF_RANGE.
+        """
         self.check_model(request.model, "model")
+        self._check_token_ids(request.token_ids, "token_ids")
         skips = request.skip_special_tokens
         text = self._tokenizer.decode(request.token_ids, skip_special_tokens=skips)
         return render_pb2.DetokenizeResponse(text=text)

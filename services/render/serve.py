@@ -38,13 +38,15 @@ async def _serve(config: RenderConfig) -> None:
     def scheduler_info() -> types_pb2.ModelInfo | None:
         return scheduler.model_info if scheduler else None
 
-    renderer, tokenizer, parser, parser_reason = load_renderer(
+    renderer, tokenizer, parser, parser_reason, doubts = load_renderer(
         config,
         scheduler_info=scheduler_info,
         observe=lambda stage, seconds: metrics.RENDER_STAGE.labels(stage).observe(seconds),
     )
     _log.info("tokenizer", library=tokenizer.name, reason=tokenizer.reason)
     _log.info("parser", parser=parser, reason=parser_reason)
+    for doubt in doubts:
+        _log.warning("model_folder", doubt=doubt)
     metrics_address = metrics.serve_metrics(config.metrics_address)
     output_texts = OutputTextFactory(tokenizer)
     pool = ComputePool()

@@ -48,8 +48,8 @@ class CompiledTemplate(NamedTuple):
     """A template, ready to render, and what its source tells."""
 
     template: jinja2.Template
-    # It reads the variable `tools`.
-    uses_tools: bool
+    # The variables it reads.
+    names: frozenset[str]
     # Some control token may be put together of a text of the template's and a variable, such as the role.
     has_open_texts: bool
 
@@ -81,7 +81,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def compile_chat_template(self, source: str) -> CompiledTemplate:
         """Raises jinja2.TemplateSyntaxError."""
         tree = self.parse(source)
-        uses_tools = any(node.name == "tools" and node.ctx == "load" for node in tree.find_all(nodes.Name))
+        names = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
         has_open_texts = self._mark_own_texts(tree)
         repeated: Iterator[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
         for node in repeated:
@@ -90,7 +90,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         template = self.from_string(tree)
         # Every rendering copies them: several times as fast from a dict as from Jinja's chain of dicts.
         template.globals = dict(template.globals)
-        return CompiledTemplate(template, uses_tools, has_open_texts)
+        return CompiledTemplate(template, names, has_open_texts)
 
     @property
     def clock(self) -> None:

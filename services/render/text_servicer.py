@@ -64,7 +64,7 @@ class TextServicer(render_pb2_grpc.TextServiceServicer):
         """Renders, generates, derenders. Nothing is sent before the scheduler has admitted the request."""
         arrival = perf_counter()
         if self._scheduler is None:
-            raise ServiceError(Reason.NO_SCHEDULER, "this renderer was started without a scheduler")
+            raise ServiceError(Reason.NO_SCHEDULER, "this renderer was started without --scheduler HOST:PORT")
         take_request_id(request)
         rendered = await self._pool.run(request.ByteSize(), render, request, _PREFIX)
         render_seconds = perf_counter() - arrival

@@ -6,6 +6,7 @@ file of 128,000 tokens before the faster library has loaded it.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -78,7 +79,11 @@ def _main(file: str) -> None:
         result: dict[str, Any] = asdict(answer(Path(file), lambda: json.load(sys.stdin)))
     except ValueError as error:
         result = {"error": str(error)}
-    json.dump(result, sys.stdout)
+    try:
+        json.dump(result, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever asked has ended
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -151,5 +151,6 @@ async def test_odd_ids_harm_nobody(make_rig: MakeRig) -> None:
     odd = [2**32 - 1, 129_279, 1024, *range(100, 140)] * 20
     call = rig.render.Derender(iter(derender_messages([admitted(), chunk(odd), finished()])))
     text = "".join([each.event.delta.text async for each in call])
-    one_shot = render_pb2.DetokenizeRequest(token_ids=odd, skip_special_tokens=True)
+    known = [each for each in odd if each < 1024]
+    one_shot = render_pb2.DetokenizeRequest(token_ids=known, skip_special_tokens=True)
     assert (await rig.render.Detokenize(one_shot)).text == text

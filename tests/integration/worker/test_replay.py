@@ -82,7 +82,7 @@ def test_a_record_runs_on_another_worker_and_gives_the_same(
     for _ in range(2):
         done = run("replay", str(record), "--worker", str(other_worker.address))
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{num_steps} steps in {NUM_SESSIONS} sessions are equal\n"
+        assert done.stdout == f"equal: {num_steps} steps, sessions: {NUM_SESSIONS}\n"
 
 
 def test_the_first_difference_is_reported_with_the_two_best(

@@ -188,8 +188,59 @@ def test_the_clock_can_be_set() -> None:
 def test_a_message_without_text_cannot_be_continued(content: object) -> None:
     message = render_pb2.ChatMessage(role="assistant", extra_json=json.dumps({"content": content}))
     request = render_pb2.RenderChatRequest(messages=[message], continue_final_message=True)
-    error = refusal("{{ messages }}", request)
-    assert error.field == "continue_final_message"
+    reads_parts = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    assert refusal(reads_parts, request).field == "continue_final_message"
+
+
+_PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, "c"]
+
+
+def of_parts(parts: object) -> render_pb2.RenderChatRequest:
+    message = render_pb2.ChatMessage(role="user", extra_json=json.dumps({"content": parts}))
+    return render_pb2.RenderChatRequest(messages=[message])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}",
+        "{{ messages[0]['content'] | trim }}",
+        "{{ '' + messages[0].content }}",
+        "{{ messages[0].content if messages[0].content is string else '' }}",
+        "{{ messages[0].content | string }}",
+    ],
+)
+def test_a_template_that_takes_texts_only_gets_the_texts_of_a_list_of_parts(source: str) -> None:
+    assert render(source, of_parts(_PARTS)) == "a\nb\nc"
+    assert render(source, of_parts([])) == ""
+
+
+@pytest.mark.parametrize("content", [_PARTS[:2], [*_PARTS[:2], {"type": "image"}]])
+def test_a_template_that_goes_through_the_parts_gets_them(content: list[object]) -> None:
+    source = "{% for part in messages[0].content %}[{{ part.text or part.type }}]{% endfor %}"
+    assert render(source, of_parts(content)) == "".join(["[a]", "[b]", "[image]"][: len(content)])
+    or_text = (
+        "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}" + source + "{% endif %}"
+    )
+    assert render(or_text, of_parts(_PARTS[:2])) == "[a][b]"
+    assert render(or_text, to_request([user("x")])) == "x"
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "u"}}, {"type": "text"}, 7, None, {}]
+)
+def test_a_part_that_is_no_text_is_refused_where_the_template_takes_texts_only(part: object) -> None:
+    error = refusal("{{ messages[0].content }}", of_parts([*_PARTS, part]))
+    assert error.reason is Reason.PARAMETER_OUT_OF_RANGE
+    assert error.field == "messages[0].extra_json.content[3]"
+
+
+def test_an_error_of_the_template_names_its_line() -> None:
+    source = "\n{% macro shown(m) %}\n{{ m.content + 1 }}\n{% endmacro %}\n{{ shown(messages[0]) }}"
+    error = refusal(source, to_request([user("x")]))
+    assert 'line 3: can only concatenate str (not "int") to str' in error.message
+    error = refusal("\n{{ raise_exception('no tools, please') }}", to_request([user("x")]))
+    assert error.message.endswith("conversation: no tools, please")
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])

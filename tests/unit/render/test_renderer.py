@@ -229,10 +229,17 @@ def test_only_plain_prompts_get_what_the_tokenizer_adds(tmp_path: Path) -> None:
 
 
 def test_detokenizing_keeps_special_tokens_unless_told_otherwise(renderer: Renderer) -> None:
-    request = render_pb2.DetokenizeRequest(token_ids=[3, 70, 2**32 - 1])
+    request = render_pb2.DetokenizeRequest(token_ids=[3, 70, 1023])
     assert renderer.detokenize(request).text.startswith("<｜User｜>")
     request.skip_special_tokens = True
     assert "User" not in renderer.detokenize(request).text
+
+
+def test_an_id_that_the_model_does_not_have_is_not_detokenized_to_nothing(renderer: Renderer) -> None:
+    with pytest.raises(ServiceError) as caught:
+        renderer.detokenize(render_pb2.DetokenizeRequest(token_ids=[3, 2**32 - 1]))
+    assert caught.value.reason is Reason.PARAMETER_OUT_OF_RANGE
+    assert caught.value.field == "token_ids[1]"
 
 
 def test_stages_are_observed() -> None:
