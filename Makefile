@@ -51,13 +51,13 @@ check: lint type test ## what a change must pass
 demo: setup ## three processes on this machine answer a conversation, streamed, with the embedded model
 	$(BIN)/python -m services.cli.demo
 
-mutants: setup ## does the suite catch deliberate faults in the pass? (minutes; the table goes to tests/bench/LOG.md)
+mutants: setup ## does the suite catch deliberate faults in the pass? (minutes; prints a table for tests/bench/LOG.md)
 	$(BIN)/python -m tests.qualification.mutants
 
 soak: setup ## half an hour (or MINUTES=…) of mixed load while processes die: every answer right, nothing left over
 	$(BIN)/python -m tests.e2e.soak $(if $(MINUTES),--minutes $(MINUTES))
 
-bench: setup ## speed, memory and start time, on this machine, alone (numbers go to tests/bench/LOG.md)
+bench: setup ## speed, memory and start time, on this machine, alone (prints tables for tests/bench/LOG.md)
 	$(BIN)/python -m tests.bench
 
 bench-render: setup ## speed, memory and start time of render alone; PEERS=/path/to/vllm measures that too

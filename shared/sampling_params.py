@@ -65,9 +65,8 @@ def validate(
     for name, allowed in _FLOAT_RANGES.items():
         if name in values and values[name] not in allowed:
             raise out_of_range(f"{field}.{name}", values[name], str(allowed))
-    for name in ("top_k", "max_tokens"):
-        if values.get(name) == 0:
-            raise out_of_range(f"{field}.{name}", 0, "1 or more; unset means no limit")
+    if values.get("max_tokens") == 0:
+        raise out_of_range(f"{field}.max_tokens", 0, "1 or more; unset means no limit")
     if not 1 <= values.get("n", 1) <= MAX_N:
         raise out_of_range(f"{field}.n", params.n, f"1 to {MAX_N}")
     most = min(max_model_len, values.get("max_tokens", max_model_len))

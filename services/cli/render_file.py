@@ -114,7 +114,7 @@ def _written(path: Path | None) -> Iterator[TextIO]:
 
 def _with_progress(source: BinaryIO) -> Iterator[bytes]:
     """The lines, with a bar on the terminal while they are read."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         total = os.fstat(source.fileno()).st_size if source.seekable() else None

@@ -124,8 +124,6 @@ def _sampling_defaults(
     file = path / "generation_config.json"
     found = {ours: generation_config.get(theirs) for theirs, ours in _SAMPLING_DEFAULTS.items()}
     defaults = {name: value for name, value in found.items() if value is not None}
-    if defaults.get("top_k") == 0:  # there: no limit; here: unset
-        del defaults["top_k"]
     if generation_config.get("do_sample") is False:
         defaults["temperature"] = 0.0
     try:

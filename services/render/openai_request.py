@@ -190,6 +190,13 @@ def _object(path: str, value: Any) -> dict[str, Any]:
 
 _uint32 = _integer(0, 2**32 - 1)
 _positive = _integer(1, 2**32 - 1)
+
+
+def _top_k(path: str, value: Any) -> int:
+    """0 is all tokens; in vLLM, so is -1."""
+    return max(_integer(-1, 2**32 - 1)(path, value), 0)
+
+
 _MAX_FLOAT = (2 - 2**-23) * 2.0**127
 # One way to write each, so that none is set twice.
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
@@ -199,7 +206,7 @@ _SAMPLING: dict[str, _Check] = {
     **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _number),
     **dict.fromkeys(("min_tokens", "prompt_logprobs"), _uint32),
-    "top_k": _positive,
+    "top_k": _top_k,
     "n": _integer(1, MAX_N),
     "seed": _integer(0, 2**64 - 1),
     "ignore_eos": _switch,

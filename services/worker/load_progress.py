@@ -19,8 +19,8 @@ class LoadProgress:
     """Called with (tensors read, tensors in all) after each tensor, inside a `with`."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """console: stderr's by default, where the logs go too."""
-        console = console or Console(file=sys.stderr)
+        """console: stderr's by default, where the logs go too: FORCE_COLOR puts no bar into them."""
+        console = console or Console(file=sys.stderr, force_terminal=sys.stderr.isatty())
         columns = (TextColumn("loading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._task = self._bar.add_task("loading", total=None) if self._bar else None

@@ -4,12 +4,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from triptych.v1 import render_pb2
 
 from tests.e2e.stack import Stack
+from tests.unit.render.conversations import render_with, template_of
 
 _ROOT = Path(__file__).parents[2]
 
@@ -34,9 +37,13 @@ def test_a_generic_client_calls_by_reflection_alone(stack: Stack) -> None:
     assert events[-1]["finished"]["finishReason"] == "FINISH_REASON_STOP"
 
 
+def _readme_code() -> list[str]:
+    """The README's pieces of Python."""
+    return re.findall(r"```python\n(.*?)```", (_ROOT / "README.md").read_text(), re.DOTALL)
+
+
 def test_the_readme_client_works_as_printed(stack: Stack) -> None:
-    readme = (_ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    code, _ = _readme_code()
     assert len(code.strip().splitlines()) <= 15
     assert "127.0.0.1:50051" in code
     code = code.replace("127.0.0.1:50051", str(stack.render.address))
@@ -44,3 +51,11 @@ def test_the_readme_client_works_as_printed(stack: Stack) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, cwd=_ROOT, check=True
     )
     assert "Ada" in result.stdout
+
+
+def test_the_readme_s_conversation_with_tools_reaches_a_template() -> None:
+    _, code = _readme_code()
+    names: dict[str, Any] = {"render_pb2": render_pb2}
+    exec(code, names)
+    rendered = render_with(template_of("deepseek_v3_1"), names["request"]).text
+    assert all(text in rendered for text in ("Weather in Oslo?", '{"city": "Oslo"}', "7 degrees", "weather"))

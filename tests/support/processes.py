@@ -33,6 +33,8 @@ READINESS = {
 _COMMAND = "services.cli"
 _ROOT = Path(__file__).parents[2]
 _START_SECONDS = 60.0
+# As CI sets them: help and progress in colours, without a terminal.
+_COLORS = {"GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "TTY_COMPATIBLE"}
 # Below the ports that a kernel picks by itself, for outgoing connections and for port 0: one of those may be
 # taken again before the process that it was picked for listens there.
 _PORTS = range(10_000, 30_000)
@@ -218,7 +220,11 @@ def _is_free(port: int) -> bool:
 
 
 def _clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.lower().startswith("triptych_")}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.lower().startswith("triptych_") and name not in _COLORS
+    }
 
 
 def _content(file: Any) -> str:

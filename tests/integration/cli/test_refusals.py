@@ -73,6 +73,21 @@ def test_up_needs_all_its_ports(refused: Refuse, above: int) -> None:
     assert line == f"--base-port is {base}: 127.0.0.1:{base + above} is in use"
 
 
+def test_a_part_that_is_not_installed(refused: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    for name in [name for name in sys.modules if name.startswith("services.render.")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = refused("render")
+    assert (
+        line
+        == "jinja2 is not installed; each service has its own in an extra: triptych[render], triptych[worker]"
+    )
+
+
+def test_a_replay_needs_to_be_told_on_which_worker(refused: Refuse) -> None:
+    assert refused("replay", "x") == "--worker (or triptych_worker) is needed"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_flag(refused: Refuse, command: str) -> None:
     assert refused(command, "--no-such-flag") == "No such option: --no-such-flag"

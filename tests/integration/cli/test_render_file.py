@@ -1,6 +1,7 @@
 """`render-file` and `diff-render` as processes: files, pipes, exit codes."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import run
+from tests.support.render_models import TEMPLATES, make_folder
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "shared" / "demo_model"
@@ -94,6 +96,23 @@ def test_what_the_user_can_mend_is_one_line_and_exit_code_2(arguments: list[str]
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"triptych: {message}\n")
 
 
+V3 = {"chat_template": TEMPLATES["deepseek_v3"]}
+
+
+def test_colours_asked_for_put_no_progress_where_there_is_no_terminal(conversations: Path) -> None:
+    result = run("render-file", str(conversations), environment={"FORCE_COLOR": "1"})
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_the_folder_cannot_mean_is_a_warning(conversations: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", config={"vocab_size": 1000}, tokenizer_config=V3)
+    result = run("render-file", str(conversations), "--model", str(folder))
+    assert result.returncode == 0
+    assert result.stderr.startswith(
+        f"triptych: warning: vocab_size is 1000 in {folder}/config.json, but the "
+    )
+
+
 def test_a_difference_is_shown_and_exits_with_1(conversations: Path, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for file, name in zip(files, ("你", "Ada"), strict=True):
@@ -115,6 +134,8 @@ def test_a_difference_is_shown_and_exits_with_1(conversations: Path, tmp_path: P
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text(body("word " * 200) * 500)
-    command = f"{sys.executable} -m services.cli render-file {file} | head -c 1"
+    command = (
+        f"{shlex.quote(sys.executable)} -m services.cli render-file {shlex.quote(str(file))} | head -c 1"
+    )
     result = subprocess.run(command, shell=True, capture_output=True, cwd=ROOT, timeout=60, check=False)
     assert (result.stdout, result.stderr) == (b"{", b"")

@@ -35,7 +35,6 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     *(("presence_penalty", {"presence_penalty": value}) for value in (-2.1, 2.1, NAN)),
     *(("frequency_penalty", {"frequency_penalty": value}) for value in (-2.1, 2.1, NAN)),
     *(("repetition_penalty", {"repetition_penalty": value}) for value in (0.0, -1.0, NAN, INFINITY)),
-    ("top_k", {"top_k": 0}),
     ("max_tokens", {"max_tokens": 0}),
     ("n", {"n": 0}),
     ("n", {"n": 2**32 - 1}),

@@ -47,7 +47,7 @@ def test_eos_ids_are_the_union_of_both_configs(
         ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
         ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
         ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
-        ({"top_k": 0, "top_p": None, "min_p": 0.0}, {"min_p": 0.0}),
+        ({"top_k": 0, "top_p": None, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0}),
         (
             {"repetition_penalty": 1.1, "max_new_tokens": 64, "num_beams": 4},
             {"repetition_penalty": 1.1, "max_tokens": 64},

@@ -42,6 +42,13 @@ def test_each_key_of_generation_reaches_its_field() -> None:
     )
 
 
+@pytest.mark.parametrize(("value", "expected"), [(-1, 0), (0, 0), (1, 1), (2**32 - 1, 2**32 - 1)])
+def test_all_tokens_are_asked_for_by_a_top_k_of_0_or_minus_1(value: int, expected: int) -> None:
+    params = read(top_k=value).sampling_params
+    assert params.HasField("top_k")
+    assert params.top_k == expected
+
+
 def test_each_key_of_the_prompt_reaches_its_field() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 1.0, "ü": None}}}
     request = read(
@@ -127,7 +134,7 @@ def test_tools_that_may_not_be_called_are_left_out() -> None:
         ({"n": -1}, "n"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 2**32}, "max_completion_tokens"),
         ({"n": 1.5}, "n"),
