@@ -26,9 +26,9 @@ _log = get_logger()
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# For the last bytes of the calls that have just ended to reach their callers: at least, and at most, while
-# the kernel still has some that a caller has not taken.
-_MIN_LINGER_SECONDS, _MAX_LINGER_SECONDS = 0.1, 3.0
+# For the last bytes of the calls that have just ended: how long to wait for the kernel to send them, and then
+# for callers to read them. One who writes to a connection that is gone may lose what he has not read.
+_MAX_SEND_SECONDS, _READ_SECONDS = 3.0, 0.1
 
 
 class GrpcServer:
@@ -96,10 +96,10 @@ class GrpcServer:
         self._signalled.set()
 
     async def _linger(self) -> None:
-        deadline = monotonic() + _MAX_LINGER_SECONDS
-        await asyncio.sleep(_MIN_LINGER_SECONDS)
+        deadline = monotonic() + _MAX_SEND_SECONDS
         while has_unsent_bytes(self._port) and monotonic() < deadline:  # noqa: ASYNC110 no event tells
             await asyncio.sleep(0.05)
+        await asyncio.sleep(_READ_SECONDS)
 
     def _bind(self, address: Address) -> int:
         if self._config.tls_cert is None or self._config.tls_key is None:

@@ -147,9 +147,10 @@ class _Call:
         self._context = context
         self._code = grpc.StatusCode.OK
         self._start = perf_counter()
-        self._task = asyncio.current_task()
-        if self._task is not None:
-            drain.add(self._task)
+        task = asyncio.current_task()
+        assert task is not None  # gRPC runs each call in one
+        self._task = task
+        drain.add(task)
         method.in_flight.inc()
 
     async def fail(self, error: BaseException) -> None:
@@ -169,13 +170,11 @@ class _Call:
 
     def begin_send(self) -> None:
         """From now on gRPC has the call, until `end_send`."""
-        if self._task is not None:
-            self._drain.sending.add(self._task)
+        self._drain.sending.add(self._task)
 
     def end_send(self) -> None:
         """gRPC has taken what it was given. Raises ServiceError if the call's time was over meanwhile."""
-        if self._task is not None:
-            self._drain.sending.discard(self._task)
+        self._drain.sending.discard(self._task)
         self._drain.check_time()
 
     def end(self) -> None:

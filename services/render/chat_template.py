@@ -62,6 +62,7 @@ class ChatTemplate:
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._compiled = {name: self._compile(name, source) for name, source in sources.items()}
+        self._known_to_read_parts: dict[CompiledTemplate, bool] = {}
         # Special tokens that a template reads, and that are not set.
         self.unset_special_tokens = {
             name
@@ -97,13 +98,18 @@ class ChatTemplate:
         return self._run(compiled, conversation, conversation.messages, prefix)
 
     def _reads_parts(self, compiled: CompiledTemplate) -> bool:
+        """Found out once, with the first conversation that has parts."""
+        if (known := self._known_to_read_parts.get(compiled)) is not None:
+            return known
         probe = Conversation(
             PROBE_MESSAGES, [], {}, add_generation_prompt=False, continue_final_message=False
         )
         try:
-            return shows_parts(self._run(compiled, probe, probe.messages, ""))
+            reads = shows_parts(self._run(compiled, probe, probe.messages, ""))
         except ServiceError:
-            return False
+            reads = False
+        self._known_to_read_parts[compiled] = reads
+        return reads
 
     def _own_text(self, text: str) -> str:
         return OwnText(text, self._control_tokens.mark(text), self._control_tokens)

@@ -9,14 +9,14 @@ from typing import Any
 
 from shared.errors import out_of_range
 
-PROBE = "probe"
+_PROBE = "probe"
 # What a template that takes a text only makes something else of.
-PROBE_MESSAGES = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
+PROBE_MESSAGES = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
 
 
 def shows_parts(probed: str) -> bool:
     """probed: what the template made of PROBE_MESSAGES."""
-    return PROBE in probed and "'text'" not in probed and '"text"' not in probed
+    return _PROBE in probed and "'text'" not in probed and '"text"' not in probed
 
 
 def join_parts(messages: list[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:

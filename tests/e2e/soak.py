@@ -28,13 +28,13 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-from triptych.v1 import render_pb2, render_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from triptych.v1 import render_pb2, render_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 from shared.demo_model.held_out import Message, held_out_questions
 from shared.errors import Reason, reason_in
 from shared.wire import CLIENT_OPTIONS
 from tests.e2e.soak_services import FAULTS, NAMES, Services
-from tests.e2e.stack import ask
+from tests.e2e.stack import ask, chat_request
 
 _NUM_CALLERS = 24
 _MAX_CALL_SECONDS = 120.0
@@ -173,13 +173,7 @@ class Soak:
             self.wrong.append(f"a call that must end {code.name} ended well")
 
     def _request(self, **params: Any) -> render_pb2.ChatRequest:
-        chat = self.random.choice(self.asks).messages
-        return render_pb2.ChatRequest(
-            request=render_pb2.RenderChatRequest(
-                messages=[render_pb2.ChatMessage(**message) for message in chat],
-                sampling_params=types_pb2.SamplingParams(**params),
-            )
-        )
+        return chat_request(self.random.choice(self.asks).messages, **params)
 
     async def break_until(self, end: float) -> None:
         """Fault after fault."""

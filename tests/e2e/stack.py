@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
@@ -53,17 +54,24 @@ class Answer:
     finished: render_pb2.TextFinished
 
 
+def chat_request(messages: Iterable[Mapping[str, str]], **params: Any) -> render_pb2.ChatRequest:
+    """params: of SamplingParams."""
+    return render_pb2.ChatRequest(
+        request=render_pb2.RenderChatRequest(
+            messages=[render_pb2.ChatMessage(**message) for message in messages],
+            sampling_params=types_pb2.SamplingParams(**params),
+        )
+    )
+
+
 async def ask(
     stub: "render_pb2_grpc.TextServiceAsyncStub", messages: Iterable[Mapping[str, str]], **params: object
 ) -> Answer:
     """One chat completion. Greedy unless `params` (SamplingParams) say otherwise."""
-    request = render_pb2.RenderChatRequest(
-        messages=[render_pb2.ChatMessage(**message) for message in messages],
-        sampling_params=types_pb2.SamplingParams(**{"temperature": 0, **params}),  # type: ignore[arg-type]
-    )
+    request = chat_request(messages, **{"temperature": 0, **params})
     text, token_ids = "", []
     finished: list[render_pb2.TextFinished] = []
-    async for response in stub.Chat(render_pb2.ChatRequest(request=request)):
+    async for response in stub.Chat(request):
         text += response.event.delta.text
         token_ids += response.event.delta.token_ids
         if response.event.HasField("finished"):

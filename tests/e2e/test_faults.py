@@ -4,13 +4,12 @@ import time
 
 import grpc
 import pytest
-from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
+from triptych.v1 import render_pb2_grpc
 
 from shared.errors import Reason, reason_in
-from tests.e2e.stack import Stack, ask, running_stack
+from tests.e2e.stack import Stack, ask, chat_request, running_stack
 from tests.support.processes import started
 
-_LONG = types_pb2.SamplingParams(max_tokens=1500, ignore_eos=True)
 _REASONS = {"worker": Reason.WORKER_LOST, "scheduler": Reason.SCHEDULER_LOST, "render": None}
 _RESTART_FLAGS = {
     "worker": lambda stack: (),
@@ -40,12 +39,11 @@ async def test_killed_in_mid_stream_the_call_ends_unavailable_and_after_a_restar
 
 async def _kill_in_mid_stream(stack: Stack, victim: str) -> tuple[grpc.StatusCode, Reason | None, float]:
     """The call's status and reason, and the seconds from the kill to its end."""
-    request = render_pb2.RenderChatRequest(
-        messages=[render_pb2.ChatMessage(role="user", content="My name is Ada.")], sampling_params=_LONG
-    )
+    messages = [{"role": "user", "content": "My name is Ada."}]
+    request = chat_request(messages, max_tokens=1500, ignore_eos=True)
     killed_at = 0.0
     async with grpc.aio.insecure_channel(str(stack.render.address)) as channel:
-        call = render_pb2_grpc.TextServiceStub(channel).Chat(render_pb2.ChatRequest(request=request))
+        call = render_pb2_grpc.TextServiceStub(channel).Chat(request)
         num_events = 0
         try:
             async for response in call:

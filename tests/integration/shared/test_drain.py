@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
@@ -18,6 +16,7 @@ from shared.errors import Reason, reason_in
 from shared.wire import CLIENT_OPTIONS
 from tests.integration.shared.fakes import GENERATE, event, failure_of, get_status, metric, serving, until
 from tests.support.processes import ServiceProcess, started
+from tests.support.relay import relayed
 
 REQUEST = scheduler_pb2.GenerateRequest()
 
@@ -205,29 +204,15 @@ async def test_calls_that_arrive_while_a_process_ends_are_unavailable_and_never_
     assert min(codes.values()) > 50
 
 
-@asynccontextmanager
-async def slow_way_to(service: ServiceProcess, bytes_a_second: float) -> AsyncIterator[str]:
-    """An address from which answers come this slowly, once 100,000 bytes of them have come."""
-    relayed = 0
-
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ours = await asyncio.open_connection(service.address.host, service.address.port, limit=4096)
-        await asyncio.gather(
-            pump(reader, ours[1], False), pump(ours[0], writer, True), return_exceptions=True
-        )
-
-    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, is_slow: bool) -> None:
-        nonlocal relayed
-        while data := await source.read(65536):
-            target.write(data)
-            await target.drain()
-            relayed += len(data) * is_slow
-            await asyncio.sleep(len(data) / bytes_a_second if is_slow and relayed > 100_000 else 0)
-        target.close()
-
-    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        yield f"{host}:{port}"
+async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """4 MB a second, once 100,000 bytes have come."""
+    num_bytes = 0
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+        num_bytes += len(data)
+        await asyncio.sleep(len(data) / 4e6 if num_bytes > 100_000 else 0)
+    writer.close()
 
 
 async def test_an_answer_that_is_on_its_way_to_a_slow_caller_arrives_whole() -> None:
@@ -236,8 +221,8 @@ async def test_an_answer_that_is_on_its_way_to_a_slow_caller_arrives_whole() -> 
     with started("render", "--drain-seconds", "20", "--log-level", "debug") as render:
         render.wait_until_ready()
         async with (
-            slow_way_to(render, bytes_a_second=4e6) as address,
-            grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel,
+            relayed(render.address, answers=slowly) as address,
+            grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel,
         ):
             stub = render_pb2_grpc.RenderServiceStub(channel)
             call = asyncio.ensure_future(stub.Tokenize(render_pb2.TokenizeRequest(text=text)))

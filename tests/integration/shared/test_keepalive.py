@@ -8,8 +8,9 @@ import pytest
 from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from shared import grpc_client, grpc_server, wire
-from shared.wire import Address, client_options, server_options
+from shared.wire import client_options, server_options
 from tests.integration.shared.fakes import PLAIN, event, failure_of, get_status, serving
+from tests.support.relay import relayed
 
 # gRPC pings at most once a second.
 INTERVAL = 1.0
@@ -75,24 +76,12 @@ async def test_with_the_popular_key_a_quiet_stream_breaks(monkeypatch: pytest.Mo
 class Cable:
     """Between a client and a server; unplugged, it passes nothing on and closes nothing."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._pipes: list[asyncio.Task[None]] = []
+    def __init__(self) -> None:
         self.is_plugged = asyncio.Event()
         self.is_plugged.set()
 
-    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Joins one connection to the server."""
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        for source, target in ((reader, far_writer), (far_reader, writer)):
-            self._pipes.append(asyncio.create_task(self._pipe(source, target)))
-
-    def close(self) -> None:
-        """Takes it away."""
-        for task in self._pipes:
-            task.cancel()
-
-    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction."""
         while data := await reader.read(65536):
             await self.is_plugged.wait()
             writer.write(data)
@@ -108,19 +97,18 @@ async def test_both_ends_find_out_that_the_other_fell_silent_within_interval_and
         finally:
             cleaned_up.set()
 
-    async with serving(Generate=endless) as fake:
-        cable = Cable(fake.address.port)
-        listener = await asyncio.start_server(cable.connect, "127.0.0.1", 0)
-        address = Address("127.0.0.1", listener.sockets[0].getsockname()[1])
-        async with grpc_client.create_channel(address, PLAIN) as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            events = aiter(stub.Generate(scheduler_pb2.GenerateRequest()))
-            await anext(events)
-            cable.is_plugged.clear()
-            async with asyncio.timeout(INTERVAL + TIMEOUT + 2):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await anext(events)
-                await cleaned_up.wait()
-        cable.close()
-        listener.close()
+    cable = Cable()
+    async with (
+        serving(Generate=endless) as fake,
+        relayed(fake.address, requests=cable.pipe, answers=cable.pipe) as address,
+        grpc_client.create_channel(address, PLAIN) as channel,
+    ):
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        events = aiter(stub.Generate(scheduler_pb2.GenerateRequest()))
+        await anext(events)
+        cable.is_plugged.clear()
+        async with asyncio.timeout(INTERVAL + TIMEOUT + 2):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(events)
+            await cleaned_up.wait()
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
