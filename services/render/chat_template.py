@@ -8,11 +8,11 @@ from typing import Any
 
 import jinja2
 
-from services.render.content_parts import PROBE_MESSAGES, join_parts, shows_parts
 from services.render.control_tokens import ControlTokens, Prompt
-from services.render.conversation import Conversation
 from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.own_text import OwnText
+from services.render.request.content_parts import PROBE_MESSAGES, join_parts, shows_parts
+from services.render.request.conversation import Conversation
 from services.render.template_environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.time_limit import time_limit
 from shared.config import ConfigError

@@ -7,7 +7,7 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 from services.render.control_tokens import ControlTokens
-from services.render.tool_arguments import is_text
+from services.render.request.tool_arguments import is_text
 
 _NO: Any = NotImplemented
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from google.protobuf import json_format
 from triptych.v1 import scheduler_pb2
 
-from services.render.openai_request import read_openai_request
 from services.render.renderer import Renderer
+from services.render.request.openai_request import read_openai_request
 from shared.config import ConfigError
 from shared.errors import ServiceError
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from services.render.chat_template import ChatTemplate
 from services.render.control_tokens import ControlTokens, Prompt
-from services.render.conversation import Conversation
 from services.render.model_folder import ModelFolder
-from services.render.tool_arguments import ToolArguments
+from services.render.request.conversation import Conversation
+from services.render.request.tool_arguments import ToolArguments
 from shared.config import ConfigError
 from shared.errors import ServiceError
 

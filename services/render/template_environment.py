@@ -30,8 +30,8 @@ from services.render.own_text import (
     concatenated,
     read_marked,
 )
+from services.render.request.tool_arguments import is_text
 from services.render.time_limit import check_clock
-from services.render.tool_arguments import is_text
 
 # Of a rendering, and of any JSON in it.
 MAX_CHARS = 64 * 1024 * 1024

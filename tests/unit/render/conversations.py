@@ -11,7 +11,7 @@ from triptych.v1 import render_pb2
 
 from services.render.chat_template import ChatTemplate
 from services.render.control_tokens import ControlTokens, Prompt
-from services.render.conversation import read_conversation
+from services.render.request.conversation import read_conversation
 from tests.support.render_models import (
     BOS,
     EOS,

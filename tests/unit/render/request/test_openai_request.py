@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.conversation import read_conversation
-from services.render.openai_request import read_openai_request
+from services.render.request.conversation import read_conversation
+from services.render.request.openai_request import read_openai_request
 from shared.errors import Reason, ServiceError
 
 USER = {"role": "user", "content": "hi"}

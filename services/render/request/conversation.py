@@ -11,8 +11,8 @@ from typing import Any
 
 from triptych.v1 import render_pb2
 
-from services.render.json_text import HALF_PAIR, has_half_pair, read_json
-from services.render.tool_arguments import ToolArguments
+from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
+from services.render.request.tool_arguments import ToolArguments
 from shared.errors import Reason, ServiceError, out_of_range
 
 _MESSAGE_FIELDS = frozenset(field.name for field in render_pb2.ChatMessage.DESCRIPTOR.fields)

@@ -12,7 +12,7 @@ from typing import Any
 
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.json_text import HALF_PAIR, has_half_pair, read_json
+from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
 from shared.errors import Reason, ServiceError, out_of_range
 from shared.sampling_params import MAX_N
 

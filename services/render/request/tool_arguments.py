@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.render.json_text import read_json
+from services.render.request.json_text import read_json
 
 
 class ToolArguments(dict[str, Any]):

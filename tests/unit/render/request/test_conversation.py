@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
-from services.render.conversation import Conversation, read_conversation
-from services.render.json_text import MAX_DEPTH
+from services.render.request.conversation import Conversation, read_conversation
+from services.render.request.json_text import MAX_DEPTH
 from shared.errors import Reason, ServiceError
 
 Message = render_pb2.ChatMessage

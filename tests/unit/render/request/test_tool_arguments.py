@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.render.tool_arguments import ToolArguments, is_text
+from services.render.request.tool_arguments import ToolArguments, is_text
 
 TEXT = '{"city":  "Zürich", "days": 3, "ratio": 1.0}'
 
