@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from triptych.v1 import types_pb2
 
-from services.render.chat_template import ChatTemplate
 from services.render.config import RenderConfig
 from services.render.model_folder import ModelFolder, load_model_folder
 from services.render.output_format import PARSERS, ParserName, choose_parser
 from services.render.renderer import Renderer
-from services.render.template_check import load_chat_template
+from services.render.template.chat_template import ChatTemplate
+from services.render.template.check import load_chat_template
 from services.render.tokenizer import Tokenizer
 
 

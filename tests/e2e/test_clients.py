@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from triptych.v1 import render_pb2
 
 from tests.e2e.stack import Stack
-from tests.unit.render.conversations import render_with, template_of
+from tests.unit.render.template.conversations import render_with, template_of
 
 _ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ from services.render.output_text import OutputTextFactory
 from services.render.renderer import Renderer
 from services.render.scheduler_client import SERVICE_NAME, SchedulerClient
 from services.render.servicer import RenderServicer
-from services.render.template_check import load_chat_template
+from services.render.template.check import load_chat_template
 from services.render.text_servicer import TextServicer
 from services.render.tokenizer import Tokenizer
 from shared.interceptors import DrainState, ServerInterceptor

@@ -11,10 +11,10 @@ from tokenizers import AddedToken as FileToken
 from tokenizers import Tokenizer as TokenizerFile
 from triptych.v1 import render_pb2
 
-from services.render.chat_template import ChatTemplate
 from services.render.control_tokens import AddedToken, ControlTokens, Piece
 from services.render.model_folder import load_model_folder
-from services.render.template_check import load_chat_template
+from services.render.template.chat_template import ChatTemplate
+from services.render.template.check import load_chat_template
 from services.render.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
@@ -29,7 +29,7 @@ from tests.support.render_models import (
     make_folder,
     marker_tokenizer,
 )
-from tests.unit.render.conversations import render_with, template_of, to_request, user
+from tests.unit.render.template.conversations import render_with, template_of, to_request, user
 
 TOKENIZERS = {"markers": marker_tokenizer, "deepseek": deepseek_tokenizer_}
 MakeTokenizer = Callable[[], Tokenizer]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from triptych.v1 import render_pb2
 
-from services.render import template_environment
-from services.render.chat_template import ChatTemplate
+from services.render.template import environment
+from services.render.template.chat_template import ChatTemplate
 from services.render.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
@@ -21,7 +21,7 @@ from tests.support.render_models import (
     TEMPLATES_WITHOUT_TOOLS,
     demo_tokenizer,
 )
-from tests.unit.render.conversations import TOOLS, assistant, render_with, to_request, user
+from tests.unit.render.template.conversations import TOOLS, assistant, render_with, to_request, user
 
 STYLES_WITH_TOOLS = sorted(TEMPLATES.keys() - TEMPLATES_WITHOUT_TOOLS)
 
@@ -90,7 +90,7 @@ def test_indented_json_is_python_s_and_bounded(indent: int | str, monkeypatch: p
     request = to_request([user("x")])
     request.tools_json.append(json.dumps(tool))
     assert render(source, request) == json.dumps([tool], ensure_ascii=False, indent=indent)
-    monkeypatch.setattr(template_environment, "MAX_CHARS", 20)
+    monkeypatch.setattr(environment, "MAX_CHARS", 20)
     assert "longer than 20 characters" in refusal(source, request).message
 
 

@@ -21,7 +21,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.render.control_tokens import ControlTokens
-from services.render.own_text import (
+from services.render.request.tool_arguments import is_text
+from services.render.template.time_limit import check_clock
+from services.render.template.trusted import (
     CONCAT,
     MODULO,
     OwnText,
@@ -30,8 +32,6 @@ from services.render.own_text import (
     concatenated,
     read_marked,
 )
-from services.render.request.tool_arguments import is_text
-from services.render.time_limit import check_clock
 
 # Of a rendering, and of any JSON in it.
 MAX_CHARS = 64 * 1024 * 1024

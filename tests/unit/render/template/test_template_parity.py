@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.errors import ServiceError
 from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, TEMPLATES, tokenizer_of
-from tests.unit.render.conversations import (
+from tests.unit.render.template.conversations import (
     CONVERSATIONS,
     Message,
     render_with,
