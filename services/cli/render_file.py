@@ -60,7 +60,7 @@ def diff_render(first: str, second: str, config: DiffRenderConfig) -> int:
     from services.render.model_folder import load_model_folder
     from services.render.render_diff import first_difference
     from services.render.render_file import read_lines
-    from services.render.tokenizer import Tokenizer
+    from services.render.tokenizer.tokenizer import Tokenizer
 
     if first == second == STDIN:
         raise ConfigError("only one of the two files can be standard input")

@@ -7,8 +7,8 @@ import codecs
 import re
 from typing import Protocol
 
-from services.render.token_bytes import TokenBytes
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.token_bytes import TokenBytes
+from services.render.tokenizer.tokenizer import Tokenizer
 
 # Windows of the general detokenizer, in tokens: what is decoded again with each new token.
 _CONTEXT = 8

@@ -11,7 +11,7 @@ from services.render.output_format import PARSERS, ParserName, choose_parser
 from services.render.renderer import Renderer
 from services.render.template.chat_template import ChatTemplate
 from services.render.template.check import load_chat_template
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 
 
 class Loaded(NamedTuple):

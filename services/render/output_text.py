@@ -13,7 +13,7 @@ from services.render.output_parser import CallEnd, Channel, Event, OutputParser,
 from services.render.stop_checker import StopChecker
 from services.render.stop_strings import StopStrings
 from services.render.tag_scanner import Item, TagScanner
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 
 
 class _PendingToken(NamedTuple):

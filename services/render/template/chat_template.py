@@ -8,13 +8,13 @@ from typing import Any
 
 import jinja2
 
-from services.render.control_tokens import ControlTokens, Prompt
 from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.request.content_parts import PROBE_MESSAGES, join_parts, shows_parts
 from services.render.request.conversation import Conversation
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.template.time_limit import time_limit
 from services.render.template.trusted import OwnText
+from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from services.render.control_tokens import ControlTokens, Prompt
 from services.render.model_folder import ModelFolder
 from services.render.request.conversation import Conversation
 from services.render.request.tool_arguments import ToolArguments
 from services.render.template.chat_template import ChatTemplate
+from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from shared.config import ConfigError
 from shared.errors import ServiceError
 

@@ -20,7 +20,6 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.render.control_tokens import ControlTokens
 from services.render.request.tool_arguments import is_text
 from services.render.template.time_limit import check_clock
 from services.render.template.trusted import (
@@ -32,6 +31,7 @@ from services.render.template.trusted import (
     concatenated,
     read_marked,
 )
+from services.render.tokenizer.control_tokens import ControlTokens
 
 # Of a rendering, and of any JSON in it.
 MAX_CHARS = 64 * 1024 * 1024

@@ -6,8 +6,8 @@ from typing import Any, SupportsIndex
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from services.render.control_tokens import ControlTokens
 from services.render.request.tool_arguments import is_text
+from services.render.tokenizer.control_tokens import ControlTokens
 
 _NO: Any = NotImplemented
 

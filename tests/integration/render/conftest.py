@@ -20,7 +20,7 @@ from services.render.scheduler_client import SERVICE_NAME, SchedulerClient
 from services.render.servicer import RenderServicer
 from services.render.template.check import load_chat_template
 from services.render.text_servicer import TextServicer
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.interceptors import DrainState, ServerInterceptor
 from tests.support.fake_scheduler import FakeScheduler, Script
 from tests.support.render_models import DEMO_MODEL, tokenizer_of

@@ -11,7 +11,7 @@ import pytest
 from triptych.v1 import render_pb2, types_pb2
 
 from services.cli.chat import Conversation
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 from tests.integration.render.conftest import MakeRig, Rig
 from tests.support.fake_scheduler import Generation, Response, aborted, admitted, chunk, finished, scheduled
 from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, TEMPLATES, make_folder

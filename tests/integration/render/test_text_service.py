@@ -8,7 +8,7 @@ import grpc
 import pytest
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError, reason_in
 from tests.integration.render.conftest import MakeRig
 from tests.support.fake_scheduler import (

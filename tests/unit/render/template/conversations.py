@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 from triptych.v1 import render_pb2
 
-from services.render.control_tokens import ControlTokens, Prompt
 from services.render.request.conversation import read_conversation
 from services.render.template.chat_template import ChatTemplate
+from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from tests.support.render_models import (
     BOS,
     EOS,

@@ -10,7 +10,7 @@ from triptych.v1 import render_pb2
 
 from services.render.template import environment
 from services.render.template.chat_template import ChatTemplate
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
 from tests.support.render_models import (

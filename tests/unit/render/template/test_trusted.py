@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.render.control_tokens import AddedToken, ControlTokens
 from services.render.template.trusted import OwnText, read_marked
+from services.render.tokenizer.control_tokens import AddedToken, ControlTokens
 
 TOKENS = ControlTokens([AddedToken(1, "<a>", True, False, False), AddedToken(2, "[B]", True, False, False)])
 PIECES = st.lists(st.sampled_from(["<a>", "[B]", "a", "B", " ", "\n", "<", "ä", "x"]), max_size=8)

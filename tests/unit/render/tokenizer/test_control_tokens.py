@@ -11,11 +11,11 @@ from tokenizers import AddedToken as FileToken
 from tokenizers import Tokenizer as TokenizerFile
 from triptych.v1 import render_pb2
 
-from services.render.control_tokens import AddedToken, ControlTokens, Piece
 from services.render.model_folder import load_model_folder
 from services.render.template.chat_template import ChatTemplate
 from services.render.template.check import load_chat_template
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.control_tokens import AddedToken, ControlTokens, Piece
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
 from tests.support.render_models import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.render import text_finder
-from services.render.text_finder import Span, TextFinder
+from services.render.tokenizer import text_finder
+from services.render.tokenizer.text_finder import Span, TextFinder
 
 # Three characters: the texts begin alike, contain one another and overlap where they stand.
 ALPHABET = "<|a"

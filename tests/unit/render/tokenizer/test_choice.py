@@ -11,14 +11,14 @@ import pytest
 from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import decoders, models, pre_tokenizers
 
-from services.render.fastokens_library import FastokensLibrary
-from services.render.tokenizer import Tokenizer
-from services.render.tokenizer_choice import TokenizerName, self_test_texts
-from services.render.tokenizer_library import TokenizersLibrary
-from services.render.tokenizer_reference import ReferenceProcess, answer
+from services.render.tokenizer.choice import TokenizerName, self_test_texts
+from services.render.tokenizer.fastokens import FastokensLibrary
+from services.render.tokenizer.library import TokenizersLibrary
+from services.render.tokenizer.reference import ReferenceProcess, answer
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
 from tests.support.render_models import demo_tokenizer
-from tests.unit.render.tokenizer_fuzz import FILES, compare
+from tests.unit.render.tokenizer.tokenizer_fuzz import FILES, compare
 
 DEMO_FILE = FILES["demo"]
 
@@ -99,7 +99,7 @@ def test_the_reference_process_answers_as_the_library_here_does() -> None:
 def test_a_process_loads_one_library(name: str, loaded: str, absent: str) -> None:
     script = (
         "import json, sys; from pathlib import Path\n"
-        "from services.render.tokenizer import Tokenizer; from services.render.tokenizer_choice import *\n"
+        "from services.render.tokenizer.tokenizer import Tokenizer; from services.render.tokenizer.choice import *\n"
         f"Tokenizer(Path({str(DEMO_FILE)!r}), TokenizerName({name!r})); print(json.dumps(list(sys.modules)))"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.render.control_tokens import AddedToken, Piece
+from services.render.tokenizer.control_tokens import AddedToken, Piece
 
 
 class TokenizerLibrary(Protocol):

