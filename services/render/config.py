@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from services.render.output_format import ParserName
+from services.render.output.formats import ParserName
 from services.render.tokenizer.choice import TokenizerName
 from shared.config import ListenAddress, ServiceConfig
 from shared.demo_model import PATH as DEMO_MODEL

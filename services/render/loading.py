@@ -7,7 +7,7 @@ from triptych.v1 import types_pb2
 
 from services.render.config import RenderConfig
 from services.render.model_folder import ModelFolder, load_model_folder
-from services.render.output_format import PARSERS, ParserName, choose_parser
+from services.render.output.formats import PARSERS, ParserName, choose_parser
 from services.render.renderer import Renderer
 from services.render.template.chat_template import ChatTemplate
 from services.render.template.check import load_chat_template

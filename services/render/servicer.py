@@ -7,10 +7,10 @@ import grpc
 from triptych.v1 import render_pb2, render_pb2_grpc
 
 from services.render.compute_pool import ComputePool
-from services.render.derenderer import Derenderer
-from services.render.output_text import OutputTextFactory
+from services.render.output.derenderer import Derenderer
+from services.render.output.output_text import OutputTextFactory
+from services.render.output.text_params import validate_text_params
 from services.render.renderer import Renderer
-from services.render.text_params import validate_text_params
 from shared.errors import Reason, ServiceError, out_of_range
 from shared.request_context import request_id, set_request_id
 

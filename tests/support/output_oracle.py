@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
-from services.render.output_format import FORMATS, OutputFormat
+from services.render.output.formats import FORMATS, OutputFormat
 
 
 class Span(NamedTuple):

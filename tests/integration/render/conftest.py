@@ -13,8 +13,8 @@ from triptych.v1 import render_pb2_grpc, scheduler_pb2_grpc
 
 from services.render.compute_pool import ComputePool
 from services.render.model_folder import load_model_folder
-from services.render.output_format import PARSERS, ParserName, choose_parser
-from services.render.output_text import OutputTextFactory
+from services.render.output.formats import PARSERS, ParserName, choose_parser
+from services.render.output.output_text import OutputTextFactory
 from services.render.renderer import Renderer
 from services.render.scheduler_client import SERVICE_NAME, SchedulerClient
 from services.render.servicer import RenderServicer

@@ -9,10 +9,10 @@ from tokenizers.processors import TemplateProcessing
 from triptych.v1 import render_pb2, types_pb2
 
 from services.render.model_folder import load_model_folder
+from services.render.output.text_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from services.render.renderer import Renderer
 from services.render.template.check import load_chat_template
 from services.render.template.time_limit import time_limit
-from services.render.text_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
 from shared.fingerprint import tokenizer_fingerprint

@@ -4,7 +4,7 @@ The match that is complete first wins; of those complete at the same character, 
 does not depend on how the stream is divided.
 """
 
-from services.render.stop_strings import StopStrings
+from services.render.output.stop_strings import StopStrings
 
 
 class StopChecker:

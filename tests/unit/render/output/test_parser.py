@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
-from services.render.call_reader import MAX_HEADER_CHARS, CallPiece
-from services.render.output_format import FORMATS
-from services.render.output_parser import CallEnd, Channel, OutputParser, Written
-from services.render.tag_scanner import TagScanner
+from services.render.output.call_reader import MAX_HEADER_CHARS, CallPiece
+from services.render.output.formats import FORMATS
+from services.render.output.parser import CallEnd, Channel, OutputParser, Written
+from services.render.output.tag_scanner import TagScanner
 from tests.support.output_oracle import Call, Output, divided, outputs, read
 
 V3 = render_pb2.PARSER_DEEPSEEK_V3

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerFile
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.derenderer import Derenderer
-from services.render.output_format import FORMATS
-from services.render.output_text import OutputTextFactory
+from services.render.output.derenderer import Derenderer
+from services.render.output.formats import FORMATS
+from services.render.output.output_text import OutputTextFactory
 from services.render.tokenizer.control_tokens import Piece
 from services.render.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_scheduler import admitted, chunk, finished
 from tests.support.output_oracle import divided, outputs, read
 from tests.support.render_models import DEMO_MODEL, deepseek_tokenizer_, demo_tokenizer
-from tests.unit.render.test_detokenizer import sentencepiece_like
+from tests.unit.render.output.test_detokenizer import sentencepiece_like
 
 V3_1 = render_pb2.PARSER_DEEPSEEK_V3_1
 KIMI = render_pb2.PARSER_KIMI_K2

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.call_reader import CallPiece
-from services.render.detokenizer import Detokenizer, DetokenizerFactory
-from services.render.output_format import FORMATS
-from services.render.output_parser import CallEnd, Channel, Event, OutputParser, Written
-from services.render.stop_checker import StopChecker
-from services.render.stop_strings import StopStrings
-from services.render.tag_scanner import Item, TagScanner
+from services.render.output.call_reader import CallPiece
+from services.render.output.detokenizer import Detokenizer, DetokenizerFactory
+from services.render.output.formats import FORMATS
+from services.render.output.parser import CallEnd, Channel, Event, OutputParser, Written
+from services.render.output.stop_checker import StopChecker
+from services.render.output.stop_strings import StopStrings
+from services.render.output.tag_scanner import Item, TagScanner
 from services.render.tokenizer.tokenizer import Tokenizer
 
 

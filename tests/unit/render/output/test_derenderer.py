@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 
-from services.render.derenderer import Derenderer
-from services.render.output_text import OutputTextFactory
+from services.render.output.derenderer import Derenderer
+from services.render.output.output_text import OutputTextFactory
 from shared.errors import Reason, ServiceError
 from shared.sampling_params import MAX_N
 from tests.support.fake_scheduler import Response, aborted, admitted, chunk, finished, scheduled

@@ -3,7 +3,7 @@
 import string
 from dataclasses import dataclass
 
-from services.render.output_format import CallHeader, OutputFormat
+from services.render.output.formats import CallHeader, OutputFormat
 
 # A header longer than this, in characters, is none: what is held back stays bounded.
 MAX_HEADER_CHARS = 1024

@@ -2,7 +2,7 @@
 
 from triptych.v1 import render_pb2, types_pb2
 
-from services.render.output_format import FORMATS
+from services.render.output.formats import FORMATS
 from shared.errors import out_of_range
 
 MAX_STOP_STRINGS = 128

@@ -3,7 +3,7 @@
 import pytest
 from triptych.v1 import render_pb2
 
-from services.render.output_format import FORMATS, PARSERS, ParserName, choose_parser
+from services.render.output.formats import FORMATS, PARSERS, ParserName, choose_parser
 from tests.support.render_models import DEMO_MODEL, TEMPLATES
 
 

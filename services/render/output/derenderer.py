@@ -4,8 +4,8 @@ from itertools import zip_longest
 
 from triptych.v1 import render_pb2, scheduler_pb2, types_pb2
 
-from services.render.output_text import OutputText, OutputTextFactory
-from services.render.stop_strings import StopStrings
+from services.render.output.output_text import OutputText, OutputTextFactory
+from services.render.output.stop_strings import StopStrings
 from shared.errors import out_of_range
 from shared.sampling_params import MAX_N
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from services.render.call_reader import CallPiece, CallReader
-from services.render.output_format import OutputFormat
-from services.render.tag_scanner import Item
+from services.render.output.call_reader import CallPiece, CallReader
+from services.render.output.formats import OutputFormat
+from services.render.output.tag_scanner import Item
 
 
 class Channel(Enum):

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.render.stop_checker import StopChecker
-from services.render.stop_strings import StopStrings
+from services.render.output.stop_checker import StopChecker
+from services.render.output.stop_strings import StopStrings
 
 FEW_LETTERS = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import decoders, models, normalizers
 
-from services.render.detokenizer import ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
+from services.render.output.detokenizer import ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
 from services.render.tokenizer.tokenizer import Tokenizer
 from tests.support.render_models import DEMO_MODEL, deepseek_tokenizer_, demo_tokenizer
 
