@@ -8,11 +8,11 @@ from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 
 from services.render.compute_pool import ComputePool
 from services.render.config import RenderConfig
+from services.render.frontend.scheduler_client import SchedulerClient
+from services.render.frontend.text_servicer import TextServicer
 from services.render.loading import load_renderer
 from services.render.output.output_text import OutputTextFactory
-from services.render.scheduler_client import SchedulerClient
 from services.render.servicer import RenderServicer
-from services.render.text_servicer import TextServicer
 from shared import metrics
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer, end_process

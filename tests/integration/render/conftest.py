@@ -12,14 +12,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from triptych.v1 import render_pb2_grpc, scheduler_pb2_grpc
 
 from services.render.compute_pool import ComputePool
+from services.render.frontend.scheduler_client import SERVICE_NAME, SchedulerClient
+from services.render.frontend.text_servicer import TextServicer
 from services.render.model_folder import load_model_folder
 from services.render.output.formats import PARSERS, ParserName, choose_parser
 from services.render.output.output_text import OutputTextFactory
 from services.render.renderer import Renderer
-from services.render.scheduler_client import SERVICE_NAME, SchedulerClient
 from services.render.servicer import RenderServicer
 from services.render.template.check import load_chat_template
-from services.render.text_servicer import TextServicer
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.interceptors import DrainState, ServerInterceptor
 from tests.support.fake_scheduler import FakeScheduler, Script

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from triptych.v1 import render_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
-from services.render.scheduler_client import SERVICE_NAME
+from services.render.frontend.scheduler_client import SERVICE_NAME
 from shared.errors import Reason, reason_in
 from shared.wire import SERVER_OPTIONS
 from tests.support.fake_scheduler import FakeScheduler, Generation, admitted, chunk, finished, scheduled

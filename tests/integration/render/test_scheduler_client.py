@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from triptych.v1 import scheduler_pb2_grpc, types_pb2
 
-from services.render.scheduler_client import SERVICE_NAME, SchedulerClient
+from services.render.frontend.scheduler_client import SERVICE_NAME, SchedulerClient
 from tests.support.fake_scheduler import FakeScheduler, Generation, Response
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

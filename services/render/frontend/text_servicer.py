@@ -9,10 +9,10 @@ import grpc
 from triptych.v1 import render_pb2, render_pb2_grpc
 
 from services.render.compute_pool import ComputePool
+from services.render.frontend.scheduler_client import SchedulerClient, connection_error, scheduler_lost
 from services.render.output.derenderer import Derenderer
 from services.render.output.output_text import OutputTextFactory
 from services.render.renderer import Renderer
-from services.render.scheduler_client import SchedulerClient, connection_error, scheduler_lost
 from services.render.servicer import take_request_id
 from shared.errors import DETAILS_KEY, Reason, ServiceError
 
