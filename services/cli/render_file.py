@@ -40,8 +40,8 @@ SERVICE_FIELDS = frozenset(ServiceConfig.model_fields) | {"scheduler", "parser"}
 
 def render_file(conversations: str, config: RenderFileConfig) -> None:
     """Renders each line. Raises ConfigError for the first that cannot be."""
+    from services.render.golden.render_file import render_lines
     from services.render.loading import load_renderer
-    from services.render.render_file import render_lines
 
     if config.output is not None and config.output.resolve() == Path(conversations).resolve():
         raise ConfigError(f"--output is {config.output}, the file that is read")
@@ -57,9 +57,9 @@ def render_file(conversations: str, config: RenderFileConfig) -> None:
 
 def diff_render(first: str, second: str, config: DiffRenderConfig) -> int:
     """Prints the first difference. Returns the exit code: 0 if there is none, else 1."""
+    from services.render.golden.render_diff import first_difference
+    from services.render.golden.render_file import read_lines
     from services.render.model_folder import load_model_folder
-    from services.render.render_diff import first_difference
-    from services.render.render_file import read_lines
     from services.render.tokenizer.tokenizer import Tokenizer
 
     if first == second == STDIN:

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from triptych.v1 import scheduler_pb2, types_pb2
 
 from services.render.config import RenderConfig
+from services.render.golden.render_diff import first_difference
+from services.render.golden.render_file import read_lines, render_lines, to_line
 from services.render.loading import load_renderer
-from services.render.render_diff import first_difference
-from services.render.render_file import read_lines, render_lines, to_line
 from services.render.renderer import Renderer
 from shared.config import ConfigError
 from tests.support.render_models import DEMO_MODEL, SPECIAL_TOKENS, TEMPLATES, make_folder
