@@ -64,7 +64,7 @@ def replay(file: str, config: ReplayConfig) -> int:
 
 def read_sessions(path: Path) -> Iterator[RecordedSession]:
     """The file's sessions. ConfigError if it is not a record, or holds none."""
-    from services.worker.session_record import RecordError, read_record
+    from services.worker.session.record import RecordError, read_record
 
     session: RecordedSession | None = None
     try:

@@ -18,7 +18,7 @@ from services.worker.model.config import CheckpointError, ModelConfig
 from services.worker.model_runner import ModelRunner
 from services.worker.self_test import SelfTestError, check_device
 from services.worker.servicer import WorkerServicer
-from services.worker.session_record import RecordError, SessionRecord
+from services.worker.session.record import RecordError, SessionRecord
 from shared import metrics
 from shared.config import ConfigError
 from shared.grpc_server import GrpcServer, end_process

@@ -11,7 +11,7 @@ from triptych.v1 import worker_pb2
 
 from services.cli.replay import read_sessions
 from services.cli.replay_difference import first_difference
-from services.worker.session_record import read_record
+from services.worker.session.record import read_record
 from shared.config import ConfigError
 from tests.qualification.grpc_worker import GrpcWorker
 from tests.support.processes import ServiceProcess, free_port, run, started

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from triptych.v1 import worker_pb2
 
-from services.worker.session_record import RecordError, SessionRecord, read_record
+from services.worker.session.record import RecordError, SessionRecord, read_record
 
 
 def write_session(path: Path, step_id: int) -> None:
