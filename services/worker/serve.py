@@ -15,10 +15,10 @@ from services.worker.kv_cache import num_blocks_for
 from services.worker.load_progress import LoadProgress
 from services.worker.loader import LoadedModel, load_checkpoint
 from services.worker.model.config import CheckpointError, ModelConfig
-from services.worker.model_runner import ModelRunner
 from services.worker.self_test import SelfTestError, check_device
 from services.worker.servicer import WorkerServicer
 from services.worker.session.record import RecordError, SessionRecord
+from services.worker.step.model_runner import ModelRunner
 from shared import metrics
 from shared.config import ConfigError
 from shared.grpc_server import GrpcServer, end_process

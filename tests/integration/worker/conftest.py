@@ -16,7 +16,7 @@ from services.worker import serve
 from services.worker.backends.reference import ReferenceBackend
 from services.worker.config import WorkerConfig
 from services.worker.loader import load_checkpoint
-from services.worker.model_runner import ModelRunner
+from services.worker.step.model_runner import ModelRunner
 from shared.config import TlsConfig
 from shared.demo_model import PATH as DEMO_MODEL
 from shared.grpc_client import create_channel

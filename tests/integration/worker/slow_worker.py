@@ -5,7 +5,7 @@ from typing import Any
 
 from services.cli.main import main
 from services.worker import serve
-from services.worker.model_runner import ModelRunner
+from services.worker.step.model_runner import ModelRunner
 
 
 def _execute_slowly(runner: ModelRunner, step: Any) -> Any:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from triptych.v1 import worker_pb2
 
-from services.worker import model_runner
 from services.worker.loader import LoadedModel
-from services.worker.model_runner import ModelRunner
+from services.worker.step import model_runner
+from services.worker.step.model_runner import ModelRunner
 from shared.errors import Reason, ServiceError
 from tests.unit.worker.steps import all_logits, make_runner, sampling
 

@@ -10,7 +10,7 @@ from triptych.v1 import worker_pb2
 
 from services.worker.kv_cache import NULL_BLOCK
 from services.worker.sampling_check import check_sampling
-from services.worker.step_errors import check_ids, check_range, malformed
+from services.worker.step.errors import check_ids, check_range, malformed
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from services.worker.backends import attention_plan
 from services.worker.loader import LoadedModel
-from services.worker.model_runner import ModelRunner
+from services.worker.step.model_runner import ModelRunner
 from tests.unit.worker.steps import Generation, run_generations
 
 BLOCK_SIZE = 4

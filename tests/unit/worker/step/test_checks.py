@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import worker_pb2
 
-from services.worker.step_check import StepLimits, check_step
+from services.worker.step.checks import StepLimits, check_step
 from shared.errors import Reason, ServiceError
 from tests.unit.worker.steps import sampling
 
