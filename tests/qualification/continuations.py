@@ -8,7 +8,7 @@ import torch
 
 from services.worker.loader import LoadedModel
 from tests.support.checkpoint_variants import SIZES
-from tests.unit.worker.sampling_reference import draw
+from tests.unit.worker.sampling.sampling_reference import draw
 from tests.unit.worker.steps import Generation, all_logits
 
 # Logits have a standard deviation of 8; fp32 leaves about 1e-4 between two orders of summation.

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import worker_pb2
 
-from services.worker import sampler
-from services.worker.sampler import sample
-from tests.unit.worker.sampling_reference import distribution, draw
+from services.worker.sampling import sampler
+from services.worker.sampling.sampler import sample
+from tests.unit.worker.sampling.sampling_reference import distribution, draw
 from tests.unit.worker.steps import sampling
 
 VOCAB_SIZE = 300

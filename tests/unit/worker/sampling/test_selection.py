@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.selection import best, mass
+from services.worker.sampling.selection import best, mass
 
 
 @settings(max_examples=200, deadline=None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triptych.v1 import types_pb2
 
-from services.worker.selection import best, mass
+from services.worker.sampling.selection import best, mass
 
 # Larger logits are cut to this: their differences are still finite in fp32, and no real logit comes near.
 _LARGEST = torch.finfo(torch.float32).max / 4

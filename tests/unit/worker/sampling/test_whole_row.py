@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.philox import uniform
-from services.worker.whole_row import RankedRow, draw_from_row
-from tests.unit.worker.sampling_reference import draw
+from services.worker.sampling.philox import uniform
+from services.worker.sampling.whole_row import RankedRow, draw_from_row
+from tests.unit.worker.sampling.sampling_reference import draw
 from tests.unit.worker.steps import sampling
 
 ROWS = {

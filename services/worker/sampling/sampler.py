@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from triptych.v1 import worker_pb2
 
-from services.worker.logit_adjustment import adjust, has_adjustments
-from services.worker.logprobs import finite, position_logprobs
-from services.worker.philox import uniform
-from services.worker.selection import best, mass
-from services.worker.whole_row import draw_from_row
+from services.worker.sampling.logit_adjustment import adjust, has_adjustments
+from services.worker.sampling.logprobs import finite, position_logprobs
+from services.worker.sampling.philox import uniform
+from services.worker.sampling.selection import best, mass
+from services.worker.sampling.whole_row import draw_from_row
 
 # Temperatures below act as 0: only equal logits would make a difference.
 MIN_TEMPERATURE = 1e-5

@@ -3,7 +3,7 @@
 import numpy as np
 from triptych.v1 import worker_pb2
 
-from services.worker.philox import uniform
+from services.worker.sampling.philox import uniform
 
 
 def adjusted(logits: np.ndarray, step: worker_pb2.SamplingStep) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.worker.philox import philox4x32, uniform
+from services.worker.sampling.philox import philox4x32, uniform
 
 KNOWN_ANSWERS = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
