@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.loader import LoadedModel
+from services.worker.checkpoint.loader import LoadedModel
 from tests.support.checkpoint_variants import SIZES
 from tests.unit.worker.sampling.sampling_reference import draw
 from tests.unit.worker.steps import Generation, all_logits

@@ -12,7 +12,7 @@ import pytest
 import torch
 from triptych.v1 import worker_pb2
 
-from services.worker.loader import LoadedModel
+from services.worker.checkpoint.loader import LoadedModel
 from services.worker.model.config import ModelConfig
 from tests.qualification.all_workers import BLOCK_SIZE, NUM_BLOCKS
 from tests.qualification.continuations import NEAR_TIE, TOLERANCE, block_tables, greedy_margins, random_tokens

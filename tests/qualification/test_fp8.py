@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.worker.backends.reference import ReferenceBackend
-from services.worker.loader import load_checkpoint
+from services.worker.checkpoint.loader import load_checkpoint
 from tests.qualification.continuations import TOLERANCE, random_tokens
 from tests.support.checkpoints import load_with_transformers
 from tests.support.fp8_checkpoints import to_fp8, to_twin

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from services.worker.loader import LoadedModel
+from services.worker.checkpoint.loader import LoadedModel
 from tests.qualification.all_workers import BLOCK_SIZE, NUM_BLOCKS
 from tests.qualification.continuations import NearTies, block_tables, random_tokens
 from tests.qualification.grpc_worker import GrpcWorker

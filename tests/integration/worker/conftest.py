@@ -14,8 +14,8 @@ from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from services.worker import serve
 from services.worker.backends.reference import ReferenceBackend
+from services.worker.checkpoint.loader import load_checkpoint
 from services.worker.config import WorkerConfig
-from services.worker.loader import load_checkpoint
 from services.worker.step.model_runner import ModelRunner
 from shared.config import TlsConfig
 from shared.demo_model import PATH as DEMO_MODEL

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.worker.backends.reference import ReferenceBackend
-from services.worker.loader import LoadedModel, load_checkpoint
+from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from tests.support.checkpoint_variants import VARIANTS
 from tests.support.checkpoints import load_with_transformers, write_checkpoint
 

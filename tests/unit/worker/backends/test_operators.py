@@ -13,7 +13,7 @@ from torchgen.gen import parse_native_yaml
 from torchgen.model import DispatchKey, NativeFunction
 
 from services.worker.backends.attention_plan import is_mha_cheaper
-from services.worker.loader import LoadedModel
+from services.worker.checkpoint.loader import LoadedModel
 from services.worker.model import mla
 from tests.support.checkpoint_variants import VARIANTS
 from tests.unit.worker.steps import Generation, make_runner, run_generations

@@ -8,7 +8,7 @@ import pytest
 import torch
 from triptych.v1 import worker_pb2
 
-from services.worker.loader import LoadedModel
+from services.worker.checkpoint.loader import LoadedModel
 from services.worker.step import model_runner
 from services.worker.step.model_runner import ModelRunner
 from shared.errors import Reason, ServiceError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.worker.backends import attention_plan
-from services.worker.loader import LoadedModel
+from services.worker.checkpoint.loader import LoadedModel
 from services.worker.step.model_runner import ModelRunner
 from tests.unit.worker.steps import Generation, run_generations
 

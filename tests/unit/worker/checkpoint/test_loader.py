@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.worker.backends.reference import ReferenceBackend
-from services.worker.loader import LoadedModel, load_checkpoint
+from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from services.worker.model.config import CheckpointError
 from tests.support.fp8_checkpoints import to_fp8, to_twin
 from tests.unit.worker.steps import all_logits

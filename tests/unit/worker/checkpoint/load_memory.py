@@ -10,7 +10,7 @@ if __name__ == "__main__":
     import torch
 
     from services.worker.backends.reference import ReferenceBackend
-    from services.worker.loader import load_checkpoint
+    from services.worker.checkpoint.loader import load_checkpoint
     from tests.unit.worker.memory import report_peak
 
     dtype = getattr(torch, sys.argv[2])

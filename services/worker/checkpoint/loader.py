@@ -16,12 +16,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.worker.backends.base import Backend
-from services.worker.checkpoint_files import files_of
-from services.worker.fp8 import SCALE_SUFFIX, dequantise
+from services.worker.checkpoint.files import files_of
+from services.worker.checkpoint.fingerprint import ModelFingerprint
+from services.worker.checkpoint.fp8 import SCALE_SUFFIX, dequantise
 from services.worker.model.config import CheckpointError, ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage, Weights
-from services.worker.model_fingerprint import ModelFingerprint
 from shared.fingerprint import tokenizer_fingerprint
 
 _LOADABLE = (torch.bfloat16, torch.float16, torch.float32)

@@ -41,6 +41,6 @@ def test_the_peak_is_the_model_and_one_shard(
     weights = DeepseekModel(ModelConfig.from_folder(folder), ReferenceBackend(), meta).weights()
     model_mib = sum(tensor.nbytes for tensor in weights.values()) / MIB
     shard_mib = max(path.stat().st_size for path in folder.glob("*.safetensors")) / MIB
-    peak = peak_mib("tests.unit.worker.load_memory", str(folder), dtype)
+    peak = peak_mib("tests.unit.worker.checkpoint.load_memory", str(folder), dtype)
     print(f"{peak:.0f} MiB: model {model_mib:.0f}, shard {shard_mib:.0f}")
     assert model_mib < peak < model_mib + shard_mib + SLACK_MIB

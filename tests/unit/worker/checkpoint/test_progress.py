@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from services.worker import load_progress
-from services.worker.load_progress import LoadProgress
+from services.worker.checkpoint import progress
+from services.worker.checkpoint.progress import LoadProgress
 
 
 def show(
@@ -14,9 +14,9 @@ def show(
 ) -> tuple[str, list[dict]]:
     """What 10 tensors show on the console, and what they log."""
     lines: list[dict] = []
-    monkeypatch.setattr(load_progress._log, "info", lambda event, **values: lines.append(values))
+    monkeypatch.setattr(progress._log, "info", lambda event, **values: lines.append(values))
     clock = iter(i * seconds_each for i in range(100))
-    monkeypatch.setattr(load_progress, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(progress, "perf_counter", lambda: next(clock))
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
     with LoadProgress(console) as progress:
         for i in range(10):
