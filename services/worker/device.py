@@ -2,7 +2,7 @@
 
 import torch
 
-from services.worker.model.config import CheckpointError, ModelConfig
+from services.worker.model.configuration import CheckpointError, ModelConfig
 from shared.cores import num_usable_cores
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

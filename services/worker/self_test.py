@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from triptych.v1 import worker_pb2
 
-from services.worker.backends.base import Backend
-from services.worker.backends.reference import ReferenceBackend
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import KVCache
-from services.worker.model.config import ModelConfig, RopeConfig
+from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.model.blocks import Backend
+from services.worker.model.configuration import ModelConfig, RopeConfig
 from services.worker.model.deepseek import DeepseekModel
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import KVCache
 from services.worker.model.layers import Storage
 
 # What the others are measured by.

@@ -9,12 +9,12 @@ from time import perf_counter
 from triptych.v1 import worker_pb2, worker_pb2_grpc
 
 from services.worker import device
-from services.worker.backends.reference import ReferenceBackend
+from services.worker.backends.reference_blocks import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from services.worker.checkpoint.progress import LoadProgress
 from services.worker.config import WorkerConfig
-from services.worker.kv_cache import num_blocks_for
-from services.worker.model.config import CheckpointError, ModelConfig
+from services.worker.model.configuration import CheckpointError, ModelConfig
+from services.worker.model.kv_cache import num_blocks_for
 from services.worker.self_test import SelfTestError, check_device
 from services.worker.servicer import WorkerServicer
 from services.worker.session.record import RecordError, SessionRecord

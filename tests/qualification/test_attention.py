@@ -10,12 +10,12 @@ from torch import Tensor
 from triptych.v1 import worker_pb2
 
 from services.worker.backends import attention_plan
-from services.worker.backends.base import AttentionBlock
-from services.worker.backends.reference import ReferenceBackend
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import NULL_BLOCK, KVCache
+from services.worker.backends.reference_blocks import ReferenceBackend
 from services.worker.model import mla
-from services.worker.model.config import ModelConfig
+from services.worker.model.blocks import AttentionBlock
+from services.worker.model.configuration import ModelConfig
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import NULL_BLOCK, KVCache
 from services.worker.model.layers import Storage
 from tests.qualification import textbook
 from tests.support.checkpoint_variants import ONE_HEAD, SIXTEEN_HEADS

@@ -13,7 +13,7 @@ import torch
 from triptych.v1 import worker_pb2
 
 from services.worker.checkpoint.loader import LoadedModel
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 from tests.qualification.all_workers import BLOCK_SIZE, NUM_BLOCKS
 from tests.qualification.continuations import NEAR_TIE, TOLERANCE, block_tables, greedy_margins, random_tokens
 from tests.qualification.grpc_worker import GrpcWorker

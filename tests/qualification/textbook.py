@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 
 # As in DeepSeek's own code, whatever rms_norm_eps says.
 INNER_EPS = 1e-6

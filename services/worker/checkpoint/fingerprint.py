@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 
 # Elements of each tensor that are hashed. All of them would mean reading the checkpoint twice.
 _NUM_SAMPLES = 256

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.worker.model.config import CheckpointError
+from services.worker.model.configuration import CheckpointError
 
 FP8 = torch.float8_e4m3fn
 SCALE_SUFFIX = "_scale_inv"

@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.worker.backends.base import Backend
 from services.worker.checkpoint.files import files_of
 from services.worker.checkpoint.fingerprint import ModelFingerprint
 from services.worker.checkpoint.fp8 import SCALE_SUFFIX, dequantise
-from services.worker.model.config import CheckpointError, ModelConfig
+from services.worker.model.blocks import Backend
+from services.worker.model.configuration import CheckpointError, ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage, Weights
 from shared.fingerprint import tokenizer_fingerprint

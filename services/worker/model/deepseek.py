@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.worker.backends.base import Backend
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import KVCache
-from services.worker.model.config import ModelConfig
+from services.worker.model.blocks import Backend
+from services.worker.model.configuration import ModelConfig
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import KVCache
 from services.worker.model.layers import RmsNorm, Storage, Weights
 from services.worker.model.rope import Rope
 

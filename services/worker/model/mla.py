@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Linear, RmsNorm, Storage, Weights
 from services.worker.model.rope import rotate, softmax_scale
 

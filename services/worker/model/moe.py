@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Mlp, Storage, Weights, swiglu, swiglu_weights
 
 

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from services.worker.model.config import ModelConfig, RopeConfig
+from services.worker.model.configuration import ModelConfig, RopeConfig
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from triptych.v1 import worker_pb2
 
-from services.worker.kv_cache import NULL_BLOCK
+from services.worker.model.kv_cache import NULL_BLOCK
 from services.worker.sampling.checks import check_sampling
 from services.worker.step.errors import check_ids, check_range, malformed
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from triptych.v1 import types_pb2, worker_pb2
 
 from services.worker.checkpoint.loader import LoadedModel
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import KVCache, bytes_per_block
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import KVCache, bytes_per_block
 from services.worker.sampling.logprobs import finite, position_logprobs
 from services.worker.sampling.sampler import sample
 from services.worker.step.checks import StepLimits, check_step

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import NULL_BLOCK, KVCache
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import NULL_BLOCK, KVCache
 
 
 class CachePoison:

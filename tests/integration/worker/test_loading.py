@@ -6,7 +6,7 @@ import pytest
 
 from services.worker import serve
 from services.worker.config import WorkerConfig
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 from shared.config import ConfigError
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.attention_plan import AttentionPlan
-from services.worker.backends.reference import ReferenceAttention, ReferenceBackend
-from services.worker.model.config import ModelConfig
+from services.worker.backends.reference_blocks import ReferenceAttention, ReferenceBackend
+from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage
 
 Break = Callable[[Tensor, Tensor, AttentionPlan], Tensor]

@@ -8,8 +8,8 @@ import torch
 from triptych.v1 import worker_pb2
 
 from services.worker.checkpoint.loader import LoadedModel
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import KVCache
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import KVCache
 from services.worker.step.model_runner import ModelRunner
 
 CPU = torch.device("cpu")

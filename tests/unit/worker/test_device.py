@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.worker import device
-from services.worker.model.config import CheckpointError
+from services.worker.model.configuration import CheckpointError
 from shared.cores import num_usable_cores
 from tests.unit.worker.model.configs import make_config
 

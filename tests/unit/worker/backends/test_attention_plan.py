@@ -6,7 +6,7 @@ import torch
 from triptych.v1 import worker_pb2
 
 from services.worker.backends.attention_plan import AttentionPlan, plan_attention
-from services.worker.input_batch import InputBatch
+from services.worker.model.input_batch import InputBatch
 from services.worker.model.mla import is_mha_cheaper
 from tests.unit.worker.model.configs import make_config
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.reference import ReferenceBackend
-from services.worker.model.config import ModelConfig
+from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.model.configuration import ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage
 from tests.support.fp8_checkpoints import to_fp8

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.worker.model import mla
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage
 from services.worker.model.mla import Mla, is_mha_cheaper
 from services.worker.model.rope import Rope, softmax_scale

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage, swiglu
 from services.worker.model.moe import Experts, Moe, Router
 from tests.unit.worker.model.configs import make_config

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.backends.reference import ReferenceBackend
+from services.worker.backends.reference_blocks import ReferenceBackend
 from services.worker.checkpoint.loader import load_checkpoint
-from services.worker.model.config import ModelConfig, RopeConfig
+from services.worker.model.configuration import ModelConfig, RopeConfig
 
 FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 

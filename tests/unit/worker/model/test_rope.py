@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.model.config import RopeConfig
+from services.worker.model.configuration import RopeConfig
 from services.worker.model.rope import Rope, rotate
 from tests.unit.worker.model.configs import make_config
 

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from services.worker.backends.attention_plan import AttentionPlan, plan_attention
-from services.worker.backends.base import AttentionBlock, Backend, FeedForwardBlock
-from services.worker.input_batch import InputBatch
-from services.worker.kv_cache import write_rows
-from services.worker.model.config import ModelConfig
+from services.worker.model.blocks import AttentionBlock, Backend, FeedForwardBlock
+from services.worker.model.configuration import ModelConfig
+from services.worker.model.input_batch import InputBatch
+from services.worker.model.kv_cache import write_rows
 from services.worker.model.layers import Mlp, RmsNorm, Storage, Weights
 from services.worker.model.mla import Mla
 from services.worker.model.moe import Moe

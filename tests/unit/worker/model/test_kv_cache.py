@@ -2,7 +2,7 @@
 
 import torch
 
-from services.worker.kv_cache import KVCache, bytes_per_block, num_blocks_for, write_rows
+from services.worker.model.kv_cache import KVCache, bytes_per_block, num_blocks_for, write_rows
 from tests.unit.worker.model.configs import make_config
 
 CONFIG = make_config()

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from services.worker.input_batch import InputBatch
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
+from services.worker.model.input_batch import InputBatch
 from services.worker.model.layers import Storage, Weights
 
 # What a backend prepares once per step for all its attention blocks.

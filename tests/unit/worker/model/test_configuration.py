@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.model.config import CheckpointError, ModelConfig, RopeConfig
+from services.worker.model.configuration import CheckpointError, ModelConfig, RopeConfig
 from tests.support.checkpoint_variants import SIZES
 from tests.unit.worker.model.configs import make_config
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from triptych.v1 import worker_pb2
 
-from services.worker.input_batch import InputBatch
+from services.worker.model.input_batch import InputBatch
 
 
 def test_sequences_are_packed_one_after_the_other() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.configuration import ModelConfig
 
 NULL_BLOCK = 0
 
