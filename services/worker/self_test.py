@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triptych.v1 import worker_pb2
 
-from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.model.blocks import Backend
 from services.worker.model.configuration import ModelConfig, RopeConfig
 from services.worker.model.deepseek import DeepseekModel

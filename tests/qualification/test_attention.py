@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from triptych.v1 import worker_pb2
 
-from services.worker.backends import attention_plan
-from services.worker.backends.reference_blocks import ReferenceBackend
-from services.worker.model import mla
+from services.worker.backends.reference import attention_plan, mla
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.model.blocks import AttentionBlock
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch

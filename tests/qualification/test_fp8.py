@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.checkpoint.loader import load_checkpoint
 from tests.qualification.continuations import TOLERANCE, random_tokens
 from tests.support.checkpoints import load_with_transformers

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.worker.backends.attention_plan import AttentionPlan
-from services.worker.backends.reference_blocks import ReferenceAttention, ReferenceBackend
+from services.worker.backends.reference.attention_plan import AttentionPlan
+from services.worker.backends.reference.blocks import ReferenceAttention, ReferenceBackend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage
 

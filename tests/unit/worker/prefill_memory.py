@@ -13,7 +13,7 @@ if __name__ == "__main__":
     import torch
     from triptych.v1 import worker_pb2
 
-    from services.worker.backends.reference_blocks import ReferenceBackend
+    from services.worker.backends.reference.blocks import ReferenceBackend
     from services.worker.checkpoint.loader import load_checkpoint
     from services.worker.step.model_runner import ModelRunner
     from tests.unit.worker.memory import report_peak

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.worker import self_test
-from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.self_test import SelfTestError, check_device
 from tests.unit.worker.broken_backends import BROKEN, BrokenBackend
 

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchgen.gen import parse_native_yaml
 from torchgen.model import DispatchKey, NativeFunction
 
-from services.worker.backends.attention_plan import is_mha_cheaper
+from services.worker.backends.reference import mla
+from services.worker.backends.reference.attention_plan import is_mha_cheaper
 from services.worker.checkpoint.loader import LoadedModel
-from services.worker.model import mla
 from tests.support.checkpoint_variants import VARIANTS
 from tests.unit.worker.steps import Generation, make_runner, run_generations
 

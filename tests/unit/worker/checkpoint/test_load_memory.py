@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from services.worker.model.configuration import CheckpointError
 from tests.support.fp8_checkpoints import to_fp8, to_twin

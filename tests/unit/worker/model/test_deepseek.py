@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from services.worker.backends.reference_blocks import ReferenceBackend
+from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from tests.unit.worker.steps import all_logits
 

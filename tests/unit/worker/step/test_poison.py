@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.worker.backends import attention_plan
+from services.worker.backends.reference import attention_plan
 from services.worker.checkpoint.loader import LoadedModel
 from services.worker.step.model_runner import ModelRunner
 from tests.unit.worker.steps import Generation, run_generations

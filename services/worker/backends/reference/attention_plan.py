@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.backends.reference.mla import MAX_SCRATCH, is_mha_cheaper
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import NULL_BLOCK
-from services.worker.model.mla import MAX_SCRATCH, is_mha_cheaper
 
 # Rows of the batch: a slice where they lie together, since indexing then copies nothing.
 Rows = slice | Tensor

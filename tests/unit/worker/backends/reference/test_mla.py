@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.model import mla
+from services.worker.backends.reference import mla
+from services.worker.backends.reference.mla import Mla, is_mha_cheaper
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage
-from services.worker.model.mla import Mla, is_mha_cheaper
 from services.worker.model.rope import Rope, softmax_scale
 from tests.unit.worker.model.configs import make_config
 

@@ -5,9 +5,9 @@ import random
 import torch
 from triptych.v1 import worker_pb2
 
-from services.worker.backends.attention_plan import AttentionPlan, plan_attention
+from services.worker.backends.reference.attention_plan import AttentionPlan, plan_attention
+from services.worker.backends.reference.mla import is_mha_cheaper
 from services.worker.model.input_batch import InputBatch
-from services.worker.model.mla import is_mha_cheaper
 from tests.unit.worker.model.configs import make_config
 
 CONFIG = make_config()

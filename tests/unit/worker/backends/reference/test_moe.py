@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.backends.reference.moe import Experts, Moe, Router
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage, swiglu
-from services.worker.model.moe import Experts, Moe, Router
 from tests.unit.worker.model.configs import make_config
 
 CPU = torch.device("cpu")
