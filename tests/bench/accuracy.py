@@ -3,7 +3,7 @@
 import asyncio
 from time import perf_counter
 
-from shared.demo_model.held_out import held_out_questions
+from shared.demo_model.training.held_out import held_out_questions
 from tests.e2e.stack import ask_all, running_stack
 
 TASKS = (

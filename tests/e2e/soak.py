@@ -30,7 +30,7 @@ import grpc
 import typer
 from triptych.v1 import render_pb2, render_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
-from shared.demo_model.held_out import Message, held_out_questions
+from shared.demo_model.training.held_out import Message, held_out_questions
 from shared.errors import Reason, reason_in
 from shared.wire import CLIENT_OPTIONS
 from tests.e2e.soak_services import FAULTS, NAMES, Services

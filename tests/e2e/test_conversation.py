@@ -3,7 +3,7 @@
 import grpc
 from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 
-from shared.demo_model.held_out import Question, held_out_questions
+from shared.demo_model.training.held_out import Question, held_out_questions
 from shared.wire import CLIENT_OPTIONS
 from tests.e2e.stack import Stack, ask, ask_all
 

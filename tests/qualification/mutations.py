@@ -164,7 +164,10 @@ MUTATIONS = [
     ),
     # Experts.
     Mutation(
-        "the bias weighs as well as chooses", "backends/reference/moe.py", "scores.gather(1, ids)", "choice.gather(1, ids)"
+        "the bias weighs as well as chooses",
+        "backends/reference/moe.py",
+        "scores.gather(1, ids)",
+        "choice.gather(1, ids)",
     ),
     Mutation(
         "groups left out score 0 instead of -inf",
@@ -202,7 +205,12 @@ MUTATIONS = [
         "by_pair = torch.empty_like(outputs).index_copy_(0, pairs_by_expert, outputs)",
         "by_pair = outputs",
     ),
-    Mutation("the shared experts are left out", "backends/reference/moe.py", "routed + self._shared_experts(x)", "routed"),
+    Mutation(
+        "the shared experts are left out",
+        "backends/reference/moe.py",
+        "routed + self._shared_experts(x)",
+        "routed",
+    ),
     Mutation(
         "gate and up are swapped",
         "model/layers.py",

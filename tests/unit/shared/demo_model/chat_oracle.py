@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from shared.demo_model.conversations import ACKNOWLEDGED, GREETED, GREETINGS, SMALL_TALK, UNKNOWN
+from shared.demo_model.training.conversations import ACKNOWLEDGED, GREETED, GREETINGS, SMALL_TALK, UNKNOWN
 
 _SECRET = r"(?P<secret>code|pin|password|number)"
 _REMEMBER = re.compile(r"^(remember: |please remember: |remember that )", re.I)

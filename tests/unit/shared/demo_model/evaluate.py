@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer, DeepseekV3ForCausalLM
 
 from shared.demo_model import PATH
-from shared.demo_model.conversations import GREETED, GREETINGS, SMALL_TALK
-from shared.demo_model.held_out import Question, held_out_questions
+from shared.demo_model.training.conversations import GREETED, GREETINGS, SMALL_TALK
+from shared.demo_model.training.held_out import Question, held_out_questions
 
 TASKS = (
     *(f"recall_{size}" for size in (1, 2, 4, 6, 8, 10, 12)),

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from shared.demo_model import PATH
-from shared.demo_model.conversations import Conversation
-from shared.demo_model.held_out import held_out_questions
-from shared.demo_model.values import Values
+from shared.demo_model.training.conversations import Conversation
+from shared.demo_model.training.held_out import held_out_questions
+from shared.demo_model.training.values import Values
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
-train = pytest.importorskip("shared.demo_model.train")
+train = pytest.importorskip("shared.demo_model.training.train")
 
 # fp32 on both sides, from the same weights; logits reach about 25, so this is 3e-5 of the largest.
 LOGIT_TOLERANCE = 1e-3

@@ -7,10 +7,10 @@ from itertools import islice
 import pytest
 
 from shared.demo_model import PATH
-from shared.demo_model.conversations import Conversation
-from shared.demo_model.held_out import held_out_questions
-from shared.demo_model.values import Values, is_held_out
-from shared.demo_model.word_lists import CITIES, COLORS, EASY_WORDS, NAMES, NOUNS
+from shared.demo_model.training.conversations import Conversation
+from shared.demo_model.training.held_out import held_out_questions
+from shared.demo_model.training.values import Values, is_held_out
+from shared.demo_model.training.word_lists import CITIES, COLORS, EASY_WORDS, NAMES, NOUNS
 from tests.unit.shared.demo_model.chat_oracle import answer
 
 TASKS = (
@@ -98,7 +98,7 @@ def test_an_unknown_task_is_refused_by_name(task):
 
 def test_questions_need_neither_torch_nor_a_tokenizer():
     script = (
-        "import sys, shared.demo_model.held_out\n"
+        "import sys, shared.demo_model.training.held_out\n"
         "assert not {'torch', 'tokenizers', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,8 +8,8 @@ from shared.demo_model import PATH
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-train = pytest.importorskip("shared.demo_model.train")
-rows = pytest.importorskip("shared.demo_model.rows")
+train = pytest.importorskip("shared.demo_model.training.train")
+rows = pytest.importorskip("shared.demo_model.training.rows")
 
 
 @pytest.fixture(scope="module")

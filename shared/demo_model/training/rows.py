@@ -4,10 +4,10 @@ from itertools import islice
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shared.demo_model.conversations import SYSTEM_PROMPTS, Conversation
-from shared.demo_model.tasks import Turn
-from shared.demo_model.values import Values
-from shared.demo_model.word_lists import EASY_WORDS
+from shared.demo_model.training.conversations import SYSTEM_PROMPTS, Conversation
+from shared.demo_model.training.tasks import Turn
+from shared.demo_model.training.values import Values
+from shared.demo_model.training.word_lists import EASY_WORDS
 
 SPECIAL_TOKENS = (
     "<｜begin▁of▁sentence｜>",

@@ -19,11 +19,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.demo_model import tasks
-from shared.demo_model.conversations import MAX_FACTS, UNKNOWN, ask, casual, small_talk, tell
-from shared.demo_model.facts import Fact, new_fact, unknown_fact
-from shared.demo_model.tasks import Turn
-from shared.demo_model.values import Values
+from shared.demo_model.training import tasks
+from shared.demo_model.training.conversations import MAX_FACTS, UNKNOWN, ask, casual, small_talk, tell
+from shared.demo_model.training.facts import Fact, new_fact, unknown_fact
+from shared.demo_model.training.tasks import Turn
+from shared.demo_model.training.values import Values
 
 LONG_HISTORY_TOKENS = 850
 # What a digit and a letter of these chats come to in the demo model's tokens, markers and spaces spread over

@@ -1,6 +1,6 @@
 """Train the demo model on CPU and write it as a Hugging Face checkpoint folder.
 
-    python -m shared.demo_model.train --out DIR
+    python -m shared.demo_model.training.train --out DIR
 
 Seeded: the same steps on the same machine give the same result, unless the time limit cuts them short. The
 forward pass is our own, for speed: fp32, and an expert runs on its own tokens only; the tests compare it with
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shared.demo_model import PATH
-from shared.demo_model.rows import EOS, PAD, Rows, train_tokenizer
+from shared.demo_model.training.rows import EOS, PAD, Rows, train_tokenizer
 
 COPIED = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 Config = dict[str, Any]  # config.json: the architecture is read from the committed checkpoint

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shared.demo_model.values import Values
+from shared.demo_model.training.values import Values
 
 MAX_ITEMS = 14
 _DIGITS = "0123456789"

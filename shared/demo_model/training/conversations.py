@@ -6,9 +6,9 @@ which is made of the same pieces. Nothing here needs torch or a tokenizer.
 
 from collections.abc import Iterator
 
-from shared.demo_model.facts import NAME_ANSWER, Fact, new_fact, unknown_fact
-from shared.demo_model.tasks import Turn, random_task
-from shared.demo_model.values import Values
+from shared.demo_model.training.facts import NAME_ANSWER, Fact, new_fact, unknown_fact
+from shared.demo_model.training.tasks import Turn, random_task
+from shared.demo_model.training.values import Values
 
 ABOUT = "I am a tiny demo model. I remember what you tell me in this chat."
 HELP = "Tell me facts and ask about them later, or ask me to repeat, reverse or count."

@@ -3,8 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.demo_model.values import Values
-from shared.demo_model.word_lists import COLORS, DAYS, FAVORITES, HOLDERS, LOCKS, PETS, SECRETS, THINGS
+from shared.demo_model.training.values import Values
+from shared.demo_model.training.word_lists import (
+    COLORS,
+    DAYS,
+    FAVORITES,
+    HOLDERS,
+    LOCKS,
+    PETS,
+    SECRETS,
+    THINGS,
+)
 
 NAME_ANSWER = "Your name is {}."
 

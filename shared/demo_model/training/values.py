@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from shared.demo_model.word_lists import (
+from shared.demo_model.training.word_lists import (
     CITIES,
     CODAS,
     COLORS,
