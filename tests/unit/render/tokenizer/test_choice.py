@@ -99,7 +99,8 @@ def test_the_reference_process_answers_as_the_library_here_does() -> None:
 def test_a_process_loads_one_library(name: str, loaded: str, absent: str) -> None:
     script = (
         "import json, sys; from pathlib import Path\n"
-        "from services.render.tokenizer.tokenizer import Tokenizer; from services.render.tokenizer.choice import *\n"
+        "from services.render.tokenizer.choice import *\n"
+        "from services.render.tokenizer.tokenizer import Tokenizer\n"
         f"Tokenizer(Path({str(DEMO_FILE)!r}), TokenizerName({name!r})); print(json.dumps(list(sys.modules)))"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout

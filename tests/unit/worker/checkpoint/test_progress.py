@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from services.worker.checkpoint import progress
+from services.worker.checkpoint import progress as progress_module
 from services.worker.checkpoint.progress import LoadProgress
 
 
@@ -14,9 +14,9 @@ def show(
 ) -> tuple[str, list[dict]]:
     """What 10 tensors show on the console, and what they log."""
     lines: list[dict] = []
-    monkeypatch.setattr(progress._log, "info", lambda event, **values: lines.append(values))
+    monkeypatch.setattr(progress_module._log, "info", lambda event, **values: lines.append(values))
     clock = iter(i * seconds_each for i in range(100))
-    monkeypatch.setattr(progress, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(progress_module, "perf_counter", lambda: next(clock))
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
     with LoadProgress(console) as progress:
         for i in range(10):
