@@ -99,6 +99,8 @@ STATUS_CODE: dict[Reason, grpc.StatusCode] = {
     reason: code for code, reasons in _CODES.items() for reason in reasons
 }
 
+_CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
 
 class ServiceError(Exception):
     """An error that a caller sees as it is: a reason, a sentence and, where a field is at fault, its path.
@@ -126,6 +128,14 @@ class ServiceError(Exception):
         self.metadata = {key: _shorten(value, _MAX_FIELD_BYTES) for key, value in metadata.items()}
 
 
+class PeerError(ServiceError):
+    """The error that a peer ended a call with. Our own caller gets it unchanged."""
+
+    def __init__(self, reason: Reason, status: status_pb2.Status) -> None:
+        super().__init__(reason, status.message, code=_CODE_BY_NUMBER[status.code])
+        self.status = status
+
+
 def out_of_range(field: str, value: object, allowed: str) -> ServiceError:
     """The error for a bad parameter; names the field's path, the value and what is allowed."""
     return ServiceError(
@@ -139,6 +149,8 @@ def out_of_range(field: str, value: object, allowed: str) -> ServiceError:
 
 def to_status(error: ServiceError) -> status_pb2.Status:
     """The wire form: ErrorInfo always, BadRequest if a field is at fault, RetryInfo if a retry may help."""
+    if isinstance(error, PeerError):
+        return error.status
     details: list[Any] = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     ]
@@ -155,15 +167,22 @@ def to_status(error: ServiceError) -> status_pb2.Status:
     return status_pb2.Status(code=code_pb2.Code.Value(error.code.name), message=error.message, details=packed)
 
 
-def reason_in(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Reason | None:
-    """The reason that a failed call carries; None if it has none of ours (a broken connection, say)."""
+def peer_error(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> "PeerError | None":
+    """The error of ours that a call to a peer failed with; None if it has none (a broken connection, say)."""
     info = error_details_pb2.ErrorInfo()
     for key, value in trailing_metadata or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
-            for detail in status_pb2.Status.FromString(value).details:
+            status = status_pb2.Status.FromString(value)
+            for detail in status.details:
                 if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
-                    return Reason(info.reason)
+                    return PeerError(Reason(info.reason), status)
     return None
+
+
+def reason_in(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Reason | None:
+    """The reason that a failed call carries; None if it has none of ours."""
+    error = peer_error(trailing_metadata)
+    return error.reason if error else None
 
 
 def _shorten(value: object, max_bytes: int) -> str:

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Protocol
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
@@ -19,6 +20,12 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+class HasRequestId(Protocol):
+    """A request of the contract that carries the caller's id."""
+
+    request_id: str
 
 
 def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
@@ -37,6 +44,12 @@ def set_request_id(request_id: str) -> None:
     """Names the request from here on: the message's own id, where it has one, wins over the metadata's."""
     if _REQUEST_ID.fullmatch(request_id):
         _request_id.set(request_id)
+
+
+def take_request_id(message: HasRequestId) -> None:
+    """Names the call after the message; a message without an id gets the call's."""
+    set_request_id(message.request_id)
+    message.request_id = message.request_id or request_id()
 
 
 def request_id() -> str:

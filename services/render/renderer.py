@@ -52,6 +52,14 @@ class Renderer:
         info = self._scheduler_info()
         return min(self.model.max_model_len, info.max_model_len) if info else self.model.max_model_len
 
+    def render(
+        self, request: render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest, prefix: str = ""
+    ) -> render_pb2.RenderChatResponse | render_pb2.RenderCompletionResponse:
+        """render_chat or render_completion, by the request's type."""
+        if isinstance(request, render_pb2.RenderChatRequest):
+            return self.render_chat(request, prefix)
+        return self.render_completion(request, prefix)
+
     def render_chat(
         self, request: render_pb2.RenderChatRequest, prefix: str = ""
     ) -> render_pb2.RenderChatResponse:

@@ -9,6 +9,7 @@ from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 from services.render.compute_pool import ComputePool
 from services.render.config import RenderConfig
 from services.render.frontend.scheduler_client import SchedulerClient
+from services.render.frontend.text_generator import TextGenerator
 from services.render.frontend.text_servicer import TextServicer
 from services.render.loading import load_renderer
 from services.render.output.output_text import OutputTextFactory
@@ -55,7 +56,7 @@ async def _serve(config: RenderConfig) -> None:
         RenderServicer(renderer, output_texts, pool), server.server
     )
     render_pb2_grpc.add_TextServiceServicer_to_server(
-        TextServicer(renderer, output_texts, pool, scheduler), server.server
+        TextServicer(TextGenerator(renderer, output_texts, pool, scheduler)), server.server
     )
     address = await server.start()
     await server.set_ready(RENDER_SERVICE, True)

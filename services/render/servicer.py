@@ -12,7 +12,7 @@ from services.render.output.output_text import OutputTextFactory
 from services.render.output.text_params import validate_text_params
 from services.render.renderer import Renderer
 from shared.errors import Reason, ServiceError, out_of_range
-from shared.request_context import request_id, set_request_id
+from shared.request_context import take_request_id
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -90,9 +90,3 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
         validate_text_params(params.text_params, "params.text_params")
         text_params = params.text_params
         return await self._pool.run_step(text_params.ByteSize(), Derenderer, self._output_texts, text_params)
-
-
-def take_request_id(request: render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest) -> None:
-    """Names the call's context after the request, and a request that has no name after the context."""
-    set_request_id(request.request_id)
-    request.request_id = request.request_id or request_id()

@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from time import monotonic
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
-from shared.errors import Reason, ServiceError, reason_in
+from shared.errors import Reason, ServiceError, peer_error
 from shared.log import get_logger
-
-GenerateCall: TypeAlias = grpc.aio.UnaryStreamCall[Any, scheduler_pb2.GenerateResponse]
 
 SERVICE_NAME = "triptych.v1.SchedulerService"
 
@@ -56,10 +55,23 @@ class SchedulerClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
 
-    def generate(self, request: scheduler_pb2.GenerateRequest, timeout_seconds: float | None) -> GenerateCall:
-        """Starts a generation. Whoever starts it cancels it in the end."""
-        call: GenerateCall = self._scheduler.Generate(request, timeout=timeout_seconds)
-        return call
+    async def generate(
+        self, request: scheduler_pb2.GenerateRequest, deadline: float | None
+    ) -> AsyncGenerator[scheduler_pb2.GenerateResponse, None]:
+        """The generation's events. Closing the generator cancels the call. deadline: on time.monotonic.
+
+        Raises ServiceError: the scheduler's own as it is; SCHEDULER_LOST, DEADLINE or MESSAGE_TOO_LARGE where
+        the scheduler could not say why the call failed.
+        """
+        timeout = None if deadline is None else max(0.0, deadline - monotonic())
+        call = self._scheduler.Generate(request, timeout=timeout)
+        try:
+            async for event in call:
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise peer_error(error.trailing_metadata()) or _connection_error(error) from error
+        finally:
+            call.cancel()
 
     async def abort(self, generation_id: str, output_index: int) -> None:
         """Ends one output. A failure is no error here: the generation's own call shows what is wrong."""
@@ -98,10 +110,8 @@ class SchedulerClient:
         return True
 
 
-def connection_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
-    """What a failed call means if the scheduler itself did not say why; None if it did."""
-    if reason_in(error.trailing_metadata()) is not None:
-        return None
+def _connection_error(error: grpc.aio.AioRpcError) -> ServiceError:
+    """What a failed call means where the scheduler itself did not say why."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return ServiceError(Reason.DEADLINE, "the deadline passed before the request was done")
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:

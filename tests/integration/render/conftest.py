@@ -13,6 +13,7 @@ from triptych.v1 import render_pb2_grpc, scheduler_pb2_grpc
 
 from services.render.compute_pool import ComputePool
 from services.render.frontend.scheduler_client import SERVICE_NAME, SchedulerClient
+from services.render.frontend.text_generator import TextGenerator
 from services.render.frontend.text_servicer import TextServicer
 from services.render.model_folder import load_model_folder
 from services.render.output.formats import PARSERS, ParserName, choose_parser
@@ -83,7 +84,7 @@ def _render_server(folder: Path, client: SchedulerClient | None) -> tuple[grpc.a
     output_texts, pool = OutputTextFactory(tokenizer), ComputePool()
     server = grpc.aio.server(interceptors=[ServerInterceptor(DrainState())])
     render_pb2_grpc.add_RenderServiceServicer_to_server(RenderServicer(renderer, output_texts, pool), server)
-    text_servicer = TextServicer(renderer, output_texts, pool, client)
+    text_servicer = TextServicer(TextGenerator(renderer, output_texts, pool, client))
     render_pb2_grpc.add_TextServiceServicer_to_server(text_servicer, server)
     return server, tokenizer
 

@@ -15,6 +15,7 @@ from shared.errors import (
     Reason,
     ServiceError,
     out_of_range,
+    peer_error,
     reason_in,
     to_status,
 )
@@ -92,6 +93,24 @@ def test_a_fenced_session_has_another_status_than_a_refused_one() -> None:
     aborted = ServiceError(Reason.FENCED, "taken over", code=grpc.StatusCode.ABORTED)
     assert to_status(aborted).code == code_pb2.ABORTED
     assert to_status(ServiceError(Reason.FENCED, "refused")).code == code_pb2.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        out_of_range("sampling_params.top_p", 1.5, "(0, 1]"),
+        ServiceError(Reason.QUEUE_FULL, "full", retry_after_seconds=1.5, num_waiting=9),
+        ServiceError(Reason.FENCED, "taken over", code=grpc.StatusCode.ABORTED),
+        ServiceError(Reason.INVALID_TEXT, "x" * 5000, field="y" * 5000),
+    ],
+    ids=lambda error: error.reason,
+)
+def test_the_error_of_a_peer_is_passed_on_unchanged(error: ServiceError) -> None:
+    status = to_status(error)
+    received = peer_error([(DETAILS_KEY, status.SerializeToString())])
+    assert received is not None
+    assert (received.reason, received.code) == (error.reason, error.code)
+    assert to_status(received) == status
 
 
 def test_what_is_not_ours_has_no_reason() -> None:
