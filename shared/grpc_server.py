@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from shared import metrics
 from shared.config import ConfigError, ServiceConfig
 from shared.interceptors import DrainState, ServerInterceptor
 from shared.log import get_logger
@@ -68,6 +69,7 @@ class GrpcServer:
     async def set_ready(self, service_name: str, ready: bool) -> None:
         """Readiness of one service. A draining server stays NOT_SERVING."""
         serving = ready and not self.drain.draining
+        metrics.READY.labels(service_name).set(serving)
         await self._health.set(service_name, _SERVING if serving else _NOT_SERVING)
 
     async def run_until_signal(self, on_drain: Callable[[], None] | None = None) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 from triptych.v1 import render_pb2, render_pb2_grpc, types_pb2
 
+from services.render import metrics
 from services.render.compute_pool import ComputePool
 from services.render.config import RenderConfig
 from services.render.frontend.scheduler_client import SchedulerClient
@@ -14,10 +15,10 @@ from services.render.frontend.text_servicer import TextServicer
 from services.render.loading import load_renderer
 from services.render.output.output_text import OutputTextFactory
 from services.render.servicer import RenderServicer
-from shared import metrics
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer, end_process
 from shared.log import configure_logging, get_logger
+from shared.metrics import serve_metrics
 
 RENDER_SERVICE = render_pb2.DESCRIPTOR.services_by_name["RenderService"].full_name
 TEXT_SERVICE = render_pb2.DESCRIPTOR.services_by_name["TextService"].full_name
@@ -48,7 +49,7 @@ async def _serve(config: RenderConfig) -> None:
     _log.info("parser", parser=parser, reason=parser_reason)
     for doubt in doubts:
         _log.warning("model_folder", doubt=doubt)
-    metrics_address = metrics.serve_metrics(config.metrics_address)
+    metrics_address = serve_metrics(config.metrics_address)
     output_texts = OutputTextFactory(tokenizer)
     pool = ComputePool()
     _bound_collections()

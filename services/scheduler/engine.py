@@ -11,6 +11,7 @@ from time import monotonic
 
 from triptych.v1 import scheduler_pb2, worker_pb2
 
+from services.scheduler import metrics
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import scheduler_output as core
 from services.scheduler.core.kv_cache_manager import KVCacheManager
@@ -20,7 +21,6 @@ from services.scheduler.generation import Generation
 from services.scheduler.pool import Pool
 from services.scheduler.step import build_step, parse_result
 from services.scheduler.worker_client import RETRY_SECONDS, FencedError, WorkerClient, WorkerLostError
-from shared import metrics
 from shared.errors import Reason, ServiceError
 from shared.log import get_logger
 

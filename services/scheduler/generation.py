@@ -2,10 +2,10 @@
 
 from triptych.v1 import scheduler_pb2, types_pb2, worker_pb2
 
+from services.scheduler import metrics
 from services.scheduler.core import scheduler_output as core
 from services.scheduler.core.request import FinishReason, Request, Sequence
 from services.scheduler.output_stream import OutputStream
-from shared import metrics
 from shared.errors import Reason, ServiceError
 
 _FINISH_REASONS = {

@@ -14,10 +14,10 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.engine import Engine
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.worker_client import WorkerClient
-from shared import metrics
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer, end_process
 from shared.log import configure_logging, get_logger
+from shared.metrics import serve_metrics
 from shared.wire import Address
 
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
@@ -69,7 +69,7 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[SchedulerService]:
 
 
 async def _serve(config: SchedulerConfig) -> None:
-    metrics_address = metrics.serve_metrics(config.metrics_address)
+    metrics_address = serve_metrics(config.metrics_address)
     async with serving(config) as service:
         _log.info("listening", address=str(service.address), metrics=str(metrics_address))
         for task in service.tasks:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from triptych.v1 import worker_pb2, worker_pb2_grpc
 
-from services.worker import device
+from services.worker import device, metrics
 from services.worker.backends.reference.blocks import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from services.worker.checkpoint.progress import LoadProgress
@@ -19,10 +19,10 @@ from services.worker.self_test import SelfTestError, check_device
 from services.worker.servicer import WorkerServicer
 from services.worker.session.record import RecordError, SessionRecord
 from services.worker.step.model_runner import ModelRunner
-from shared import metrics
 from shared.config import ConfigError
 from shared.grpc_server import GrpcServer, end_process
 from shared.log import configure_logging, get_logger
+from shared.metrics import serve_metrics
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 _WATCHDOG_SECONDS = 1.0
@@ -45,7 +45,7 @@ async def _serve(config: WorkerConfig) -> None:
         record = None if config.record is None else SessionRecord(config.record)
     except RecordError as error:
         raise ConfigError(f"--record: {error}") from None
-    metrics_address = metrics.serve_metrics(config.metrics_address)
+    metrics_address = serve_metrics(config.metrics_address)
     model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
     servicer = WorkerServicer(
         config.served_model_name or config.model.resolve().name, model_thread, config.allowed_peers, record

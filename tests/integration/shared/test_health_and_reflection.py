@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from triptych.v1 import scheduler_pb2
 
-from tests.integration.shared.fakes import SERVICE, Serving, failure_of, get_status, serving, until
+from tests.integration.shared.fakes import SERVICE, Serving, failure_of, get_status, metric, serving, until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -28,6 +28,7 @@ async def test_the_empty_name_is_liveness_and_the_full_name_readiness() -> None:
             await fake.server.set_ready(SERVICE, is_ready)
             assert await health(fake, SERVICE) == (SERVING if is_ready else NOT_SERVING)
             assert await health(fake, "") == SERVING
+            assert metric("triptych_ready", grpc_service=SERVICE) == is_ready
 
 
 async def test_a_service_that_is_not_here_is_not_found() -> None:
@@ -50,6 +51,7 @@ async def test_a_draining_server_is_alive_and_not_ready_whatever_it_is_told() ->
         await fake.server.set_ready(SERVICE, True)
         assert await health(fake, SERVICE) == NOT_SERVING
         assert await health(fake, "") == SERVING
+        assert metric("triptych_ready", grpc_service=SERVICE) == 0
         call.cancel()
 
 
