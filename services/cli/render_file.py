@@ -24,6 +24,7 @@ class RenderFileConfig(RenderConfig):
     output: Path | None = Field(
         None, description="Where to write, whole or not at all. (default: to standard output, line by line)"
     )
+    text: bool = Field(False, description="Write each prompt's text too, as prompt_text.")
 
 
 class DiffRenderConfig(TlsConfig):
@@ -51,7 +52,14 @@ def render_file(conversations: str, config: RenderFileConfig) -> None:
             print(f"triptych: warning: {doubt}", file=sys.stderr)
         # Whoever reads the other end of a pipe may have enough.
         with suppress(BrokenPipeError), _written(config.output) as target:
-            for line in render_lines(loaded.renderer, _with_progress(source), _name_of(conversations)):
+            lines = render_lines(
+                loaded.renderer,
+                _with_progress(source),
+                _name_of(conversations),
+                with_text=config.text,
+                with_model=config.served_model_name is not None,
+            )
+            for line in lines:
                 print(line, file=target)
 
 

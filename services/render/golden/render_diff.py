@@ -7,41 +7,59 @@ from typing import Any
 from google.protobuf import json_format
 from triptych.v1 import scheduler_pb2
 
+from services.render.golden.render_file import GoldenLine
+
 # Tokens shown before the first difference, and from it on.
 _TOKENS_BEFORE = 8
 _TOKENS_AFTER = 12
+# The same in characters.
+_CHARS_BEFORE = 40
+_CHARS_AFTER = 60
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def first_difference(
-    first: Iterable[scheduler_pb2.GenerateRequest],
-    second: Iterable[scheduler_pb2.GenerateRequest],
-    decode: Decode | None,
+    first: Iterable[GoldenLine], second: Iterable[GoldenLine], decode: Decode | None
 ) -> list[str]:
-    """Lines that show it; none if all requests are equal. decode: text of tokens; None shows ids alone."""
+    """Lines that show it; none if all requests are equal. decode: text of tokens; None shows ids, and the
+    prompts' texts where both files have them."""
     for number, (ours, theirs) in enumerate(zip_longest(first, second), start=1):
         if ours is None or theirs is None:
             longer, shorter = ("first", "second") if theirs is None else ("second", "first")
             return [f"the {longer} file has a request {number}, the {shorter} one ends before it"]
-        if ours.prompt_token_ids != theirs.prompt_token_ids:
-            return list(_prompt_difference(number, ours.prompt_token_ids, theirs.prompt_token_ids, decode))
-        if ours != theirs:
-            return [f"request {number} differs in {_field_difference(_to_dict(ours), _to_dict(theirs))}"]
+        one, other = ours.request, theirs.request
+        if one.prompt_token_ids != other.prompt_token_ids:
+            lines = list(_prompt_difference(number, one.prompt_token_ids, other.prompt_token_ids, decode))
+            if decode is None and ours.prompt_text and theirs.prompt_text:
+                lines += _text_difference(ours.prompt_text, theirs.prompt_text)
+            return lines
+        if one != other:
+            return [f"request {number} differs in {_field_difference(_to_dict(one), _to_dict(other))}"]
     return []
 
 
 def _prompt_difference(
     number: int, ours: Sequence[int], theirs: Sequence[int], decode: Decode | None
 ) -> Iterator[str]:
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    at = next((index for index, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+    at = _first_difference_at(ours, theirs)
     yield f"request {number} differs in its prompt from token {at} on ({len(ours)} and {len(theirs)} tokens)"
     start = max(0, at - _TOKENS_BEFORE)
     if at > 0:
         yield from _side("both", ours[start:at], decode, is_cut=False)
     for name, ids in (("first", ours), ("second", theirs)):
         yield from _side(name, ids[at : at + _TOKENS_AFTER], decode, is_cut=len(ids) > at + _TOKENS_AFTER)
+
+
+def _first_difference_at(ours: Sequence[Any], theirs: Sequence[Any]) -> int:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+
+
+def _text_difference(ours: str, theirs: str) -> Iterator[str]:
+    at = _first_difference_at(ours, theirs)
+    for name, text in (("first", ours), ("second", theirs)):
+        yield f"  {name:8} {text[max(0, at - _CHARS_BEFORE) : at + _CHARS_AFTER]!r}"
 
 
 def _side(name: str, token_ids: Sequence[int], decode: Decode | None, *, is_cut: bool) -> Iterator[str]:

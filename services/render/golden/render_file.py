@@ -1,7 +1,8 @@
 """Renders a file of OpenAI-style chat requests with nothing running: golden files for tests of templates."""
 
+import json
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from typing import NamedTuple
 
 from google.protobuf import json_format
 from triptych.v1 import scheduler_pb2
@@ -11,45 +12,72 @@ from services.render.request.openai_request import read_openai_request
 from shared.config import ConfigError
 from shared.errors import ServiceError
 
+_TEXT_KEY = "prompt_text"
 
-def render_lines(renderer: Renderer, lines: Iterable[bytes], name: str) -> Iterator[str]:
+
+class GoldenLine(NamedTuple):
+    """A rendered request."""
+
+    request: scheduler_pb2.GenerateRequest
+    # For people: the tokens say the same. Empty where it was not asked for.
+    prompt_text: str = ""
+
+
+def render_lines(
+    renderer: Renderer,
+    lines: Iterable[bytes],
+    name: str,
+    *,
+    with_text: bool = False,
+    with_model: bool = False,
+) -> Iterator[str]:
     """A line of JSON for each request; lines of white space are left out. name: of the file, for errors.
 
-    Raises ConfigError with the number of the first line that is no request, or cannot be rendered.
+    with_text: `prompt_text` too. with_model: the served name too; by default it is the folder's, which is no
+    part of what is rendered. Raises ConfigError with the number of the first line that is no request, or
+    cannot be rendered.
     """
     for number, line in _numbered(lines, name):
         try:
             request = read_openai_request(line.decode())
-            yield to_line(renderer.render_chat(request).generate_request)
+            request.return_prompt_text = with_text
+            response = renderer.render_chat(request)
         except UnicodeDecodeError:
             raise ConfigError(f"{name}, line {number}: not UTF-8") from None
         except ServiceError as error:
             raise ConfigError(f"{name}, line {number}: {error.message}") from None
+        if not with_model:
+            response.generate_request.ClearField("model")
+        yield to_line(GoldenLine(response.generate_request, response.prompt_text))
 
 
-def to_line(request: scheduler_pb2.GenerateRequest) -> str:
+def to_line(line: GoldenLine) -> str:
     """Protobuf's JSON in one line, with the contract's own field names; the same for equal requests."""
-    return json_format.MessageToJson(
-        request, preserving_proto_field_name=True, indent=None, sort_keys=True, ensure_ascii=False
-    )
+    fields = json_format.MessageToDict(line.request, preserving_proto_field_name=True)
+    if line.prompt_text:
+        fields[_TEXT_KEY] = line.prompt_text
+    return json.dumps(fields, sort_keys=True, ensure_ascii=False)
 
 
 def read_lines(
     lines: Iterable[bytes], name: str, tokenizer_fingerprint: str | None = None
-) -> Iterator[scheduler_pb2.GenerateRequest]:
+) -> Iterator[GoldenLine]:
     """The requests of a rendered file. tokenizer_fingerprint: what made them; None takes any.
 
     Raises ConfigError with the number of the first line that is none of them.
     """
     for number, line in _numbered(lines, name):
-        request = scheduler_pb2.GenerateRequest()
-        with suppress(json_format.ParseError, UnicodeDecodeError):
-            json_format.Parse(line, request)
-        if not request.prompt_token_ids:
+        try:
+            fields = json.loads(line)
+            text = fields.pop(_TEXT_KEY, "")
+            request = json_format.ParseDict(fields, scheduler_pb2.GenerateRequest())
+        except (json_format.ParseError, ValueError, AttributeError, TypeError):
+            request, text = scheduler_pb2.GenerateRequest(), ""
+        if not request.prompt_token_ids or not isinstance(text, str):
             raise ConfigError(f"{name}, line {number}: not a request that render-file wrote")
         if tokenizer_fingerprint not in (None, request.tokenizer_fingerprint):
             raise ConfigError(f"{name}, line {number}: made with another tokenizer than --model's")
-        yield request
+        yield GoldenLine(request, text)
 
 
 def _numbered(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:

@@ -41,9 +41,16 @@ def test_a_file_and_standard_input_give_the_same_lines(conversations: Path, tmp_
     from_pipe = piped(conversations.read_text(), "render-file", "-")
     assert from_pipe.stdout == golden.read_text()
     requests = [json.loads(line) for line in from_pipe.stdout.splitlines()]
-    assert [request["model"] for request in requests] == ["demo_model"] * 2
+    assert not any("model" in request for request in requests), "a golden file fits any folder's name"
     assert requests[1]["sampling_params"]["max_tokens"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["conversations.jsonl", "golden.jsonl"]
+
+
+def test_the_prompt_s_text_and_the_served_name_are_written_where_asked_for(conversations: Path) -> None:
+    result = run("render-file", str(conversations), "--text", "--served-model-name", "mine")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["model"] for line in lines] == ["mine", "mine"]
+    assert "My name is 你" in lines[1]["prompt_text"]
 
 
 def test_an_output_that_is_a_link_stays_one(conversations: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from triptych.v1 import scheduler_pb2, types_pb2
 
 from services.render.config import RenderConfig
 from services.render.golden.render_diff import first_difference
-from services.render.golden.render_file import read_lines, render_lines, to_line
+from services.render.golden.render_file import GoldenLine, read_lines, render_lines, to_line
 from services.render.loading import load_renderer
 from services.render.renderer import Renderer
 from shared.config import ConfigError
@@ -68,6 +68,36 @@ def test_lines_are_read_back_as_they_were_rendered(renderer: Renderer) -> None:
     assert "\n" not in rendered[1]
 
 
+def test_lines_do_not_depend_on_the_folder_s_name(tmp_path: Path) -> None:
+    line = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    template = {"chat_template": TEMPLATES["deepseek_v3"]}
+    folders = [make_folder(tmp_path / name, tokenizer_config=template) for name in ("one", "other")]
+    renderers = [load_renderer(RenderConfig(model=folder)).renderer for folder in folders]
+    one, other = (list(render_lines(each, [line], "x")) for each in renderers)
+    assert one == other
+    [named] = render_lines(renderers[0], [line], "x", with_model=True)
+    assert json.loads(named)["model"] == "one"
+
+
+def test_the_text_of_a_prompt_is_in_its_line_where_it_is_asked_for(renderer: Renderer) -> None:
+    line = b'{"messages": [{"role": "user", "content": "hi \xe4\xbd\xa0"}]}'
+    [with_text] = render_lines(renderer, [line], "x", with_text=True)
+    [without] = render_lines(renderer, [line], "x")
+    assert json.loads(with_text)["prompt_text"] == "<｜begin▁of▁sentence｜><｜User｜>hi 你<｜Assistant｜>"
+    [read] = read_lines([with_text.encode()], "x")
+    assert to_line(read) == with_text
+    assert to_line(GoldenLine(read.request)) == without, "all else is the same"
+    assert first_difference([read], read_lines([without.encode()], "x"), None) == []
+
+
+def test_texts_show_a_difference_without_a_tokenizer() -> None:
+    first, second = request(1, 2, text="a" * 50 + "X" * 90), request(1, 3, text="a" * 50 + "Y")
+    assert first_difference([first], [second], None)[-2:] == [
+        f"  first    '{'a' * 40}{'X' * 60}'",
+        f"  second   '{'a' * 40}Y'",
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -90,7 +120,10 @@ def test_an_error_names_file_line_and_key(renderer: Renderer, line: bytes, messa
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"prompt": 1}', b"\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"[]", b"{}", b"1", b'{"prompt": 1}', b"\xff", b'{"prompt_token_ids": [1], "prompt_text": 1}'],
+)
 def test_a_file_that_was_not_rendered_is_refused(line: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^y, line 1: not a request that render-file wrote$"):
         list(read_lines([line], "y"))
@@ -113,8 +146,9 @@ def test_a_file_without_requests_is_refused(renderer: Renderer, lines: list[byte
             list(read(lines, "x"))
 
 
-def request(*token_ids: int, **params: Any) -> scheduler_pb2.GenerateRequest:
-    return Request(prompt_token_ids=token_ids, sampling_params=types_pb2.SamplingParams(**params))
+def request(*token_ids: int, text: str = "", **params: Any) -> GoldenLine:
+    sampling_params = types_pb2.SamplingParams(**params)
+    return GoldenLine(Request(prompt_token_ids=token_ids, sampling_params=sampling_params), text)
 
 
 def test_equal_files_have_no_difference() -> None:
@@ -142,7 +176,11 @@ def test_equal_files_have_no_difference() -> None:
             [request(1)],
             ["request 1 differs in sampling_params.temperature: 0.0 and unset"],
         ),
-        ([Request(model="a")], [Request(model="b")], ["request 1 differs in model: a and b"]),
+        (
+            [GoldenLine(Request(model="a"))],
+            [GoldenLine(Request(model="b"))],
+            ["request 1 differs in model: a and b"],
+        ),
         ([request(1, 2)], [request(1)], [
             "request 1 differs in its prompt from token 1 on (2 and 1 tokens)",
             "  both     1",
@@ -172,7 +210,7 @@ def test_with_a_tokenizer_a_difference_is_shown_as_text_too() -> None:
 
 def test_zero_and_minus_zero_are_shown_to_differ() -> None:
     params = [types_pb2.SamplingParams(temperature=value) for value in (0.0, -0.0)]
-    first, second = (Request(prompt_token_ids=[1], sampling_params=each) for each in params)
+    first, second = (GoldenLine(Request(prompt_token_ids=[1], sampling_params=each)) for each in params)
     assert first_difference([first], [second], None) == [
         "request 1 differs in sampling_params.temperature: 0.0 and -0.0"
     ]
