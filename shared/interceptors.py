@@ -146,6 +146,7 @@ class _Call:
         self._drain = drain
         self._context = context
         self._code = grpc.StatusCode.OK
+        self._has_answered = False
         self._start = perf_counter()
         task = asyncio.current_task()
         assert task is not None  # gRPC runs each call in one
@@ -156,6 +157,8 @@ class _Call:
     async def fail(self, error: BaseException) -> None:
         """Aborts, which raises, with the error's status; returns for what gRPC itself has to see."""
         if isinstance(error, ServiceError):
+            if not self._has_answered:
+                self._log_rejection(error)
             await self._abort(error)
         elif isinstance(error, grpc.aio.AbortError):
             self._code = grpc.StatusCode(_code_of(self._context))
@@ -170,6 +173,7 @@ class _Call:
 
     def begin_send(self) -> None:
         """From now on gRPC has the call, until `end_send`."""
+        self._has_answered = True
         self._drain.sending.add(self._task)
 
     def end_send(self) -> None:
@@ -185,6 +189,11 @@ class _Call:
         self._method.latency.observe(seconds)
         metrics.SERVER_REQUESTS.labels(name, self._code.name).inc()
         _log.debug("served", method=name, code=self._code.name, seconds=round(seconds, 6))
+
+    def _log_rejection(self, error: ServiceError) -> None:
+        # Without the sentence, which may quote a value, and a value may be text of a prompt.
+        field = {"field": error.field} if error.field else {}
+        _log.info("rejected", method=self._method.name, code=error.code.name, reason=error.reason, **field)
 
     async def _abort(self, error: ServiceError) -> None:
         self._code = error.code

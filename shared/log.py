@@ -4,12 +4,14 @@ Lines of a call carry its request id and trace.
 """
 
 import logging
+import platform
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import structlog
 
-from shared.config import LogLevel
+from shared.config import LogLevel, ServiceConfig
 from shared.request_context import log_fields
 
 
@@ -51,6 +53,23 @@ def _configure_libraries(processors: list[Any], renderer: Any) -> None:
 def get_logger() -> Any:
     """A logger; its output format is decided when it is first used."""
     return structlog.get_logger()
+
+
+def log_start(config: ServiceConfig) -> None:
+    """The first line: what runs, on what, and every setting that is not the default."""
+    changed = {
+        name: str(getattr(config, name))
+        for name, field in type(config).model_fields.items()
+        # Where the private key lies is nobody's business but its owner's.
+        if name != "tls_key" and getattr(config, name) != field.default
+    }
+    get_logger().info(
+        "starting",
+        version=version("triptych"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        config=changed,
+    )
 
 
 def _add_call(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:

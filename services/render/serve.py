@@ -17,7 +17,7 @@ from services.render.output.output_text import OutputTextFactory
 from services.render.servicer import RenderServicer
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer, end_process
-from shared.log import configure_logging, get_logger
+from shared.log import configure_logging, get_logger, log_start
 from shared.metrics import serve_metrics
 
 RENDER_SERVICE = render_pb2.DESCRIPTOR.services_by_name["RenderService"].full_name
@@ -29,6 +29,7 @@ _log = get_logger()
 def run(config: RenderConfig) -> None:
     """Runs until a signal. Raises ConfigError for what the user can mend."""
     configure_logging("render", config.log_level)
+    log_start(config)
     asyncio.run(_serve(config))
 
 

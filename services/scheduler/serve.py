@@ -16,7 +16,7 @@ from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.worker_client import WorkerClient
 from shared.grpc_client import create_channel
 from shared.grpc_server import GrpcServer, end_process
-from shared.log import configure_logging, get_logger
+from shared.log import configure_logging, get_logger, log_start
 from shared.metrics import serve_metrics
 from shared.wire import Address
 
@@ -28,6 +28,7 @@ _log = get_logger()
 def run(config: SchedulerConfig) -> None:
     """Runs until a signal. Raises ConfigError for what the user can mend."""
     configure_logging("scheduler", config.log_level)
+    log_start(config)
     asyncio.run(_serve(config))
 
 

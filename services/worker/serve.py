@@ -21,7 +21,7 @@ from services.worker.session.record import RecordError, SessionRecord
 from services.worker.step.model_runner import ModelRunner
 from shared.config import ConfigError
 from shared.grpc_server import GrpcServer, end_process
-from shared.log import configure_logging, get_logger
+from shared.log import configure_logging, get_logger, log_start
 from shared.metrics import serve_metrics
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -33,6 +33,7 @@ _log = get_logger()
 def run(config: WorkerConfig) -> None:
     """Runs until a signal. Raises ConfigError for what the user can mend."""
     configure_logging("worker", config.log_level)
+    log_start(config)
     asyncio.run(_serve(config))
 
 

@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from triptych.v1 import scheduler_pb2
 
 from shared.errors import DETAILS_KEY, STATUS_CODE, Reason, ServiceError, out_of_range, reason_in
+from shared.request_context import log_fields, set_request_id
 from tests.integration.shared.fakes import ABORT, GENERATE, GET_STATUS, event, failure_of, metric, serving
 
 STATUS_REQUEST = scheduler_pb2.GetStatusRequest()
@@ -123,3 +124,56 @@ async def test_a_handler_that_answers_with_the_wrong_type_is_a_bug() -> None:
     async with serving(GetStatus=get_status) as fake:
         error = await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
     assert reason_in(error.trailing_metadata()) is Reason.BUG
+
+
+SECRET = "what nobody may read in a log"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        out_of_range("sampling_params.top_p", SECRET, "(0, 1]"),
+        ServiceError(Reason.QUEUE_FULL, SECRET, retry_after_seconds=1, detail=SECRET),
+        ServiceError(Reason.DRAINING, SECRET),
+        ServiceError(Reason.INVALID_TEXT, SECRET, field="messages[0].content"),
+    ],
+    ids=lambda error: error.reason,
+)
+async def test_a_rejected_call_is_one_line_with_its_reason_and_without_any_value(error: ServiceError) -> None:
+    async def generate(request: Any, context: Any) -> Any:
+        set_request_id(request.request_id)
+        raise error
+        yield
+
+    with structlog.testing.capture_logs(processors=[with_call]) as lines:
+        async with serving(Generate=generate) as fake:
+            await failure_of(fake.stub.Generate(scheduler_pb2.GenerateRequest(request_id="id-8")))
+    (line,) = (line for line in lines if line["event"] == "rejected")
+    assert (line["log_level"], line["method"]) == ("info", GENERATE)
+    assert (line["code"], line["reason"]) == (error.code.name, error.reason)
+    assert line.get("field", "") == error.field
+    assert line["request_id"] == "id-8"
+    assert len(line["trace_id"]) == 32
+    assert SECRET not in repr(line)
+
+
+async def test_a_malformed_message_and_a_call_during_shutdown_are_rejections_too() -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with serving() as fake:
+            await failure_of(fake.channel.unary_unary(ABORT, bytes, bytes)(b"\xff\xff\xff"))
+            fake.server.drain.begin()
+            await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
+    reasons = [line["reason"] for line in lines if line["event"] == "rejected"]
+    assert reasons == [Reason.MALFORMED_MESSAGE, Reason.DRAINING]
+
+
+async def test_a_call_that_fails_after_its_first_message_was_not_rejected() -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with serving(**raising(ServiceError(Reason.WORKER_LOST, "gone"))) as fake:
+            await failure_of(fake.stub.Generate(scheduler_pb2.GenerateRequest()))
+    assert not [line for line in lines if line["event"] == "rejected"]
+
+
+def with_call(_logger: Any, _name: str, event: Any) -> Any:
+    """As the processor of shared/log.py does."""
+    return {**log_fields(), **event}

@@ -2,13 +2,17 @@
 
 import json
 import os
+import platform
 import pty
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.certificates import Authority
 
 ROOT = Path(__file__).parents[3]
 PREAMBLE = """
@@ -73,6 +77,30 @@ def test_libraries_that_use_the_standard_library_log_the_same_form(lines: dict[s
     line = lines["a library failed 3"]
     assert (line["service"], line["level"]) == ("worker", "error")
     assert "ZeroDivisionError" in line["exception"]
+
+
+def test_the_first_line_says_version_and_what_is_not_the_default(tmp_path: Path) -> None:
+    """And nothing of the private key."""
+    authority = Authority(tmp_path)
+    tls = {name: str(path) for name, path in authority.issue("worker").items()} | {
+        "tls_ca": str(authority.path)
+    }
+    script = f"""
+from services.worker.config import WorkerConfig
+from shared.config import load_config
+from shared.log import log_start
+log_start(load_config(WorkerConfig, {{"listen": "127.0.0.1:7", "threads": "2", "device": "auto", **{tls}}}))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    line = json.loads(result.stderr)
+    assert line["event"] == "starting"
+    assert line["version"] == version("triptych")
+    assert line["python"] == platform.python_version()
+    assert platform.system() in line["platform"]
+    tls.pop("tls_key")
+    assert line["config"] == {"listen": "127.0.0.1:7", "threads": "2", **tls}
 
 
 def test_on_a_terminal_lines_are_plain() -> None:
