@@ -8,7 +8,10 @@ lower-case names for applications.
 """
 
 import json
+import re
 import ssl
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -20,6 +23,14 @@ from shared.wire import MAX_PORT, Address
 
 ENV_PREFIX = "triptych_"
 METRICS_PORT_OFFSET = 1000
+# What Kubernetes sets for each port of a Service named triptych or triptych-something, as NAME=VALUE.
+_INJECTED = re.compile(
+    r"TRIPTYCH(_[A-Z0-9_]+)?"
+    r"(_SERVICE_HOST|_SERVICE_PORT(_[A-Z0-9_]+)?|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    r"|TRIPTYCH(_[A-Z0-9_]+)?_PORT=(tcp|udp|sctp)://.*"
+)
+# How alike an upper-case variable is to one of ours, of 1, before it counts as that one misspelt.
+_NEAR = 0.8
 
 
 class ConfigError(Exception):
@@ -158,6 +169,26 @@ def load_config(config_class: type[Config], flags: dict[str, Any]) -> Config:
         return config_class(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise ConfigError("; ".join(_sentence(each) for each in error.errors())) from None
+
+
+def check_environment(environment: Mapping[str, str], known_fields: Iterable[str]) -> None:
+    """Raises ConfigError for variables that are meant for us and that nobody reads.
+
+    Those are all with our prefix in lower or mixed case, and in upper case those near to one of ours: other
+    upper-case ones are others', Kubernetes' first of all.
+    """
+    known = set(known_fields)
+    unknown = []
+    for name, value in sorted(environment.items()):
+        prefix, field_name = name[: len(ENV_PREFIX)], name[len(ENV_PREFIX) :]
+        is_known = prefix == ENV_PREFIX and field_name in known
+        if prefix.lower() != ENV_PREFIX or is_known or _INJECTED.fullmatch(f"{name}={value}"):
+            continue
+        cutoff = _NEAR if name.isupper() else 0.0
+        if nearest := get_close_matches(field_name.lower(), known, n=1, cutoff=cutoff):
+            unknown.append(f"{name} (did you mean {ENV_PREFIX}{nearest[0]}?)")
+    if unknown:
+        raise ConfigError(f"unknown environment variable: {', '.join(unknown)}")
 
 
 def flag_of(field_name: str) -> str:

@@ -34,7 +34,8 @@ def configure_logging(service: str, level: LogLevel) -> None:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.name)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Writes a line at once, so that processes that share a stderr do not mix theirs.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     _configure_libraries(processors, renderer)

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 
-from rich.console import Console
 from triptych.v1 import render_pb2_grpc
 
 from services.cli.chat import Conversation
@@ -24,9 +23,9 @@ _SCRIPT = (
 
 def main() -> int:
     """Returns the exit code: 0 if every answer is right."""
-    config = UpConfig(base_port=_free_base_port())
+    config = UpConfig(base_port=_free_base_port(), verbose=True)
     services = plan(config, {"log_level": "warning"})
-    supervisor = Supervisor(services, config, Console(highlight=False))
+    supervisor = Supervisor(services, config)
     try:
         supervisor.start()
         code = supervisor.wait_until_ready()

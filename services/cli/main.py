@@ -3,12 +3,12 @@
 import sys
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from services.cli.chat import ChatConfig, chat
-from services.cli.options import command_from
+from services.cli.options import Flags, with_flags
 from services.cli.render_file import (
     SERVICE_FIELDS,
     DiffRenderConfig,
@@ -17,7 +17,7 @@ from services.cli.render_file import (
     render_file,
 )
 from services.cli.replay import ReplayConfig, replay
-from services.cli.up import LEFT_OUT, UpConfig, up
+from services.cli.up import LEFT_OUT, UpConfig, services_with, up
 from services.render.config import RenderConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
@@ -29,11 +29,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
 _command = partial(
     app.command, epilog=f"Each flag is also an environment variable: --some-flag is {ENV_PREFIX}some_flag."
 )
+_OUR_PACKAGES = ("services", "shared", "triptych")
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -51,93 +50,88 @@ def _root(
 ) -> None: ...
 
 
-def _worker(given: dict[str, Any]) -> None:
-    config = load_config(WorkerConfig, given)
+@_command("worker")
+@with_flags(WorkerConfig)
+def _worker(flags: Flags) -> None:
+    """The forward pass: owns weights and KV bytes."""
+    config = load_config(WorkerConfig, flags)
     tune_process()
     from services.worker.serve import run  # only this process imports torch
 
     run(config)
 
 
-def _scheduler(given: dict[str, Any]) -> None:
+@_command("scheduler")
+@with_flags(SchedulerConfig)
+def _scheduler(flags: Flags) -> None:
+    """Continuous batching over one or more workers."""
     from services.scheduler.serve import run
 
-    run(load_config(SchedulerConfig, given))
+    run(load_config(SchedulerConfig, flags))
 
 
-def _render(given: dict[str, Any]) -> None:
+@_command("render")
+@with_flags(RenderConfig)
+def _render(flags: Flags) -> None:
+    """Conversation to tokens, tokens to text; without weights."""
     from services.render.serve import run
 
-    run(load_config(RenderConfig, given))
+    run(load_config(RenderConfig, flags))
 
 
-_NOTHING: frozenset[str] = frozenset()
-_OUR_PACKAGES = ("services", "shared", "triptych")
-_command("worker", help="The forward pass: owns weights and KV bytes.")(
-    command_from([WorkerConfig], _worker, _NOTHING)
-)
-_command("scheduler", help="Continuous batching over one or more workers.")(
-    command_from([SchedulerConfig], _scheduler, _NOTHING)
-)
-_command("render", help="Conversation to tokens, tokens to text; without weights.")(
-    command_from([RenderConfig], _render, _NOTHING)
-)
-_command("up", help="All three as child processes, on this machine.")(
-    command_from([UpConfig, RenderConfig, SchedulerConfig, WorkerConfig], up, LEFT_OUT)
-)
+@_command("up")
+@with_flags(UpConfig, RenderConfig, SchedulerConfig, WorkerConfig, leave_out=LEFT_OUT, group=services_with)
+def _up(flags: Flags) -> None:
+    """All three as child processes, on this machine."""
+    raise typer.Exit(up(flags))
 
 
-def _chat(given: dict[str, Any]) -> None:
-    message = " ".join(given.pop("message", ()))
-    raise typer.Exit(chat(message, load_config(ChatConfig, given)))
+@_command("chat")
+@with_flags(ChatConfig)
+def _chat(
+    flags: Flags,
+    message: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MESSAGE", help="One message; without it, a conversation."),
+    ] = None,
+) -> None:
+    """Streams one answer, or converses if there is no message."""
+    raise typer.Exit(chat(" ".join(message or ()), load_config(ChatConfig, flags)))
 
 
-_command("chat", help="Streams one answer, or converses if there is no message.")(
-    command_from([ChatConfig], _chat, _NOTHING, message="One message; without it, a conversation.")
-)
+@_command("render-file")
+@with_flags(RenderFileConfig, leave_out=SERVICE_FIELDS)
+def _render_file(
+    flags: Flags,
+    conversations: Annotated[
+        str,
+        typer.Argument(metavar="CONVERSATIONS", help="One request a line, as JSON; - reads standard input."),
+    ],
+) -> None:
+    """Renders a file of OpenAI-style chat requests, with nothing running."""
+    render_file(conversations, load_config(RenderFileConfig, flags))
 
 
-def _render_file(given: dict[str, Any]) -> None:
-    conversations = given.pop("conversations")
-    render_file(conversations, load_config(RenderFileConfig, given))
+@_command("diff-render")
+@with_flags(DiffRenderConfig, leave_out=frozenset(TlsConfig.model_fields))
+def _diff_render(
+    flags: Flags,
+    first: Annotated[
+        str, typer.Argument(metavar="FIRST", help="A file that render-file wrote; - reads standard input.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, or -.")],
+) -> None:
+    """Shows where two files of render-file first differ."""
+    raise typer.Exit(diff_render(first, second, load_config(DiffRenderConfig, flags)))
 
 
-_command("render-file", help="Renders a file of OpenAI-style chat requests, with nothing running.")(
-    command_from(
-        [RenderFileConfig],
-        _render_file,
-        SERVICE_FIELDS,
-        files={"conversations": "One request a line, as JSON; - reads standard input."},
-    )
-)
-
-
-def _diff_render(given: dict[str, Any]) -> None:
-    first, second = given.pop("first"), given.pop("second")
-    raise typer.Exit(diff_render(first, second, load_config(DiffRenderConfig, given)))
-
-
-_command("diff-render", help="Shows where two files of render-file first differ.")(
-    command_from(
-        [DiffRenderConfig],
-        _diff_render,
-        frozenset(TlsConfig.model_fields),
-        files={
-            "first": "A file that render-file wrote; - reads standard input.",
-            "second": "Another one, or -.",
-        },
-    )
-)
-
-
-def _replay(given: dict[str, Any]) -> None:
-    file = given.pop("file")
-    raise typer.Exit(replay(file, load_config(ReplayConfig, given)))
-
-
-_command("replay", help="Runs a worker's --record file on another worker, up to the first difference.")(
-    command_from([ReplayConfig], _replay, _NOTHING, files={"file": "What a worker's --record wrote."})
-)
+@_command("replay")
+@with_flags(ReplayConfig)
+def _replay(
+    flags: Flags, file: Annotated[str, typer.Argument(metavar="FILE", help="What a worker's --record wrote.")]
+) -> None:
+    """Runs a worker's --record file on another worker, up to the first difference."""
+    raise typer.Exit(replay(file, load_config(ReplayConfig, flags)))
 
 
 def main() -> None:

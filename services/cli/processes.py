@@ -1,12 +1,14 @@
-"""Child processes that are services: started, watched until ready, ended in order."""
+"""Child processes that are services."""
 
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-import time
+from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,6 +32,8 @@ class ServiceProcess:
     metrics_address: Address
     readiness: str
     drain_seconds: float
+    # Where its output goes; None: where the parent's does.
+    log_file: Path | None
     process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
     is_ready: bool = field(default=False, init=False)
 
@@ -37,19 +41,29 @@ class ServiceProcess:
         """In a session of its own: Ctrl-C reaches only the parent, which ends its children in order."""
         # What the parent read from its environment is in the flags; the rest must not reach the child.
         environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", self.command, *self.arguments],
-            start_new_session=True,
-            env=environment,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
+        with self.log_file.open("ab") if self.log_file else nullcontext() as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli", self.command, *self.arguments],
+                start_new_session=True,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
 
     def poll(self) -> int | None:
         """The exit code, if it has ended."""
         return self.process.poll() if self.process else None
 
+    def last_lines(self, num_lines: int) -> list[str]:
+        """Of its log; none if that went to the terminal."""
+        if self.log_file is None:
+            return []
+        with self.log_file.open(encoding="utf-8", errors="replace") as lines:
+            return [line.rstrip("\n") for line in deque(lines, num_lines)]
+
     def stop(self) -> None:
-        """Drains it; kills it if that takes too long."""
+        """Asks it to shut down gracefully; kills it if that takes too long."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -59,7 +73,6 @@ class ServiceProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends it at once."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -88,11 +101,6 @@ def is_free(address: Address) -> bool:
     except OSError:
         return False
     return True
-
-
-def wait_a_moment() -> None:
-    """Between two looks at the children."""
-    time.sleep(0.1)
 
 
 def _end_with_parent() -> None:

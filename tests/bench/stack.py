@@ -8,7 +8,6 @@ from pathlib import Path
 from time import perf_counter
 from urllib.request import urlopen
 
-from rich.console import Console
 from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
 from services.cli.processes import ServiceProcess, check_ready
@@ -87,10 +86,10 @@ def _memory_mib(service: ServiceProcess, name: str) -> float:
 @contextmanager
 def running_stack(**flags: str) -> Iterator[Stack]:
     """Starts the services one after the other, each timed from its start to its readiness."""
-    config = UpConfig(base_port=_BASE_PORT)
+    config = UpConfig(base_port=_BASE_PORT, verbose=True)
     services = plan(config, {"log_level": "warning", **flags})
     stack = Stack(services, config)
-    supervisor = Supervisor(services, config, Console(quiet=True))
+    supervisor = Supervisor(services, config, say=lambda _text: None)
     try:
         for service in reversed(services):
             started = perf_counter()

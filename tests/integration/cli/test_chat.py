@@ -24,12 +24,6 @@ def running() -> Iterator[Up]:
         yield process
 
 
-def test_a_line_is_printed_for_each_service_as_it_becomes_ready(running: Up) -> None:
-    names = ("render", "scheduler", "worker")
-    lines = [f"{name} is ready on {address}" for name, address in zip(names, running.addresses, strict=True)]
-    assert sorted(running.stdout.splitlines()) == sorted(lines)
-
-
 def test_one_message_gets_one_answer(running: Up) -> None:
     result = run("chat", "--render", str(running.render), MESSAGE)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{ANSWER}\n", "")

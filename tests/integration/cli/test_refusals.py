@@ -107,6 +107,28 @@ def test_a_bad_variable(refused: Refuse, command: str, monkeypatch: pytest.Monke
     assert "'debug', 'info', 'warning' or 'error'" in line
 
 
+@pytest.mark.parametrize(
+    "arguments", [*([each] for each in COMMANDS), ["chat", "hello"], ["replay", "x"], ["render-file", "x"]]
+)
+def test_a_variable_that_no_command_reads(
+    refused: Refuse, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("triptych_workers", "2")  # of `up`: known to each
+    monkeypatch.setenv("TRIPTYCH_MAX_NUM_SEQS", "8")
+    assert refused(*arguments) == (
+        "unknown environment variable: TRIPTYCH_MAX_NUM_SEQS (did you mean triptych_max_num_seqs?)"
+    )
+
+
+def test_up_with_logs_in_two_places(refused: Refuse, tmp_path: Path) -> None:
+    assert refused("up", "--verbose", "--log-dir", str(tmp_path)) == (
+        "--verbose and --log-dir exclude each other"
+    )
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "logs")
+    assert refused("up", "--log-dir", folder) == f"--log-dir: cannot make {folder!r}: Not a directory"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unreadable_certificate(refused: Refuse, command: str, tmp_path: Path) -> None:
     folder = repr(str(tmp_path))  # whoever runs the tests may read every file, but no folder

@@ -15,6 +15,7 @@ import services.render.metrics
 import services.scheduler.metrics
 import services.worker.metrics
 from shared import metrics
+from tests.support.kubernetes import injected
 from tests.support.processes import READINESS, started
 
 OWN_METRICS = {
@@ -23,9 +24,9 @@ OWN_METRICS = {
     "worker": services.worker.metrics,
 }
 INJECTED = {
-    name: "tcp://10.0.0.1:50051"
-    for service in ("RENDER", "SCHEDULER", "WORKER", "TRIPTYCH_RENDER", "TRIPTYCH_SCHEDULER", "TRIPTYCH")
-    for name in (f"{service}_PORT", f"{service}_SERVICE_HOST", f"{service}_LISTEN", f"{service}_WORKER")
+    name: value
+    for service in ("render", "scheduler", "worker", "triptych-render", "triptych-scheduler", "triptych")
+    for name, value in injected(service, 50051, "listen", "TCP").items()
 }
 
 

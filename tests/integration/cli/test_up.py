@@ -1,6 +1,9 @@
 """`triptych up`: three services as one command, which end together."""
 
+import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -10,11 +13,15 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import json_format
 from triptych.v1 import render_pb2, render_pb2_grpc, scheduler_pb2, types_pb2
 
+from services.cli.up import UpConfig, plan
 from shared.cores import num_usable_cores
+from shared.demo_model import PATH as DEMO_MODEL
 from tests.integration.cli.up import up, wait_until_gone
 from tests.support.certificates import Authority
+from tests.support.processes import run
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
 QUIET = ("--log-level", "warning")
@@ -97,8 +104,63 @@ def test_with_certificates_and_two_workers_the_services_find_each_other(tmp_path
     with up(*flags, "--tls-client-auth", "--tls-allowed-peers", "everyone", workers=2) as process:
         process.wait_until_ready()
         lines = process.stdout.splitlines()
-        assert sorted(line.split(" is ready on ")[0] for line in lines) == [
+        assert sorted(line.split(" is ready on ")[0] for line in lines[:4]) == [
             "render", "scheduler", "worker 0", "worker 1",
         ]  # fmt: skip
+        process.wait_until(lambda: "Ctrl-C" in process.stdout)
+        for option in ("--tls-ca", "--tls-cert", "--tls-key", "-cacert", "-cert", "-key"):
+            assert f" {option} {tmp_path}" in process.stdout
+        assert "-plaintext" not in process.stdout
         loaded = [line for line in process.log if line["event"] == "model_loaded"]
         assert [line["threads"] for line in loaded] == [max(1, num_usable_cores() // 2)] * 2
+
+
+def test_it_says_what_is_ready_and_what_to_try_and_that_works(tmp_path: Path) -> None:
+    with up("--log-dir", str(tmp_path / "logs")) as process:
+        process.wait_until(lambda: "Ctrl-C" in process.stdout)
+        first, *ready = process.stdout.splitlines()[:4]
+        assert first == f"the logs are in {tmp_path / 'logs'}"
+        names = ("render", "scheduler", "worker")
+        assert sorted(ready) == [
+            f"{name} is ready on {address}" for name, address in zip(names, process.addresses, strict=True)
+        ]
+        (chat,) = (line for line in process.stdout.splitlines() if line.startswith("  triptych chat "))
+        answer = run(*shlex.split(chat)[1:])
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert "Nadia" in answer.stdout
+        (grpcurl,) = (line for line in process.stdout.splitlines() if line.startswith("  grpcurl "))
+        arguments = shlex.split(grpcurl)
+        request = json_format.Parse(arguments[arguments.index("-d") + 1], render_pb2.ChatRequest())
+        assert arguments[-2:] == [str(process.render), "triptych.v1.TextService/Chat"]
+        with grpc.insecure_channel(arguments[-2]) as channel:
+            assert list(render_pb2_grpc.TextServiceStub(channel).Chat(request))
+        # Nothing but its own lines on the terminal; the services' are in files.
+        assert process.stderr == ""
+        for name in names:
+            events = [json.loads(line)["event"] for line in (tmp_path / "logs" / f"{name}.log").open()]
+            assert events[0] == "starting"
+            assert "listening" in events
+        process.send(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_child_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(DEMO_MODEL, tmp_path / "model"))
+    (model / "model.safetensors").write_bytes(b"garbage")
+    with up("--model", str(model), "--log-dir", str(tmp_path / "logs")) as process:
+        assert process.wait(30) == 2
+        *_, reason, last = process.stdout.splitlines()
+        assert last == "worker ended with exit code 2; stopping the rest"
+        assert reason.startswith("  triptych: --model: ")
+        assert "model.safetensors" in reason
+
+
+def test_without_a_folder_the_logs_are_in_a_new_one() -> None:
+    folders = set()
+    for _ in range(2):
+        (service, *_others) = plan(UpConfig(), {})
+        assert service.log_file is not None
+        folders.add(service.log_file.parent)
+    assert len(folders) == 2
+    for folder in folders:
+        folder.rmdir()

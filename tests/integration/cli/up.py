@@ -13,26 +13,27 @@ from tests.support.processes import TriptychProcess, free_base_port
 
 
 class Up(TriptychProcess):
-    """`triptych up` and its children."""
+    """`triptych up` and its children, whose logs are on stderr unless --log-dir is given."""
 
     def __init__(self, *flags: str, workers: int = 1, environment: Mapping[str, str] | None = None) -> None:
         base = free_base_port(2 + workers)
         self.addresses = [Address("127.0.0.1", base + offset) for offset in range(2 + workers)]
         self.render = self.addresses[0]
         count = ("--workers", str(workers)) if workers > 1 else ()
-        super().__init__("up", "--base-port", str(base), *count, *flags, environment=environment)
+        logs = () if "--log-dir" in flags else ("--verbose",)
+        super().__init__("up", "--base-port", str(base), *count, *logs, *flags, environment=environment)
 
     def wait_until_ready(self, seconds: float = 60.0) -> None:
         """Until each service has its line."""
-        self._wait(lambda: self.stdout.count(" is ready on ") == len(self.addresses), seconds)
+        self.wait_until(lambda: self.stdout.count(" is ready on ") == len(self.addresses), seconds)
 
     def wait_until_render_answers(self, seconds: float = 60.0) -> None:
         """Earlier: the scheduler and the workers are being started."""
         with grpc.insecure_channel(str(self.render)) as channel:
             ready = grpc.channel_ready_future(channel)
-            self._wait(ready.done, seconds)
+            self.wait_until(ready.done, seconds)
 
-    def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.stdout + self.stderr
