@@ -73,7 +73,7 @@ class Renderer:
         with self._stage("template"):
             prompt = self._chat_template.render(conversation, prefix)
             check_clock()  # whatever took so long, what follows may take as long again
-        set_parser(text_params, self._parser, prompt.meant)
+        set_parser(text_params, self._parser, prompt.sanitized)
         field = f"{prefix}messages"
         with self._stage("tokenize"):
             token_ids = self._tokenizer.encode_pieces(prompt.pieces, field=field)

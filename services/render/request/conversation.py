@@ -5,7 +5,7 @@ integers, nothing added. Errors name the field by its path.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,6 @@ from triptych.v1 import render_pb2
 from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
 from services.render.request.tool_arguments import ToolArguments
 from shared.errors import Reason, ServiceError, out_of_range
-
-_MESSAGE_FIELDS = frozenset(field.name for field in render_pb2.ChatMessage.DESCRIPTOR.fields)
 
 # More than any model's context holds. Reading and writing JSON keeps the interpreter's lock, in which nothing
 # else runs: 30 to 60 ms for so much.
@@ -35,23 +33,6 @@ class Conversation:
     variables: dict[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool
-
-    def refuse_characters(self, has_refused: Callable[[str], bool], prefix: str = "") -> None:
-        """Raises ServiceError (INVALID_TEXT) for the first value with a text of which has_refused is true."""
-        for field, value in self._values(prefix):
-            for text in _texts_in(value):
-                if has_refused(text):
-                    message = f"{field} holds a private-use character that the renderer uses itself"
-                    raise ServiceError(Reason.INVALID_TEXT, message, field=field)
-
-    def _values(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        for index, message in enumerate(self.messages):
-            for key, value in message.items():
-                name = key if key in _MESSAGE_FIELDS else "extra_json"
-                yield f"{prefix}messages[{index}].{name}", value
-        for index, tool in enumerate(self.tools):
-            yield f"{prefix}tools_json[{index}]", tool
-        yield f"{prefix}chat_template_kwargs_json", self.variables
 
 
 def read_conversation(
@@ -156,22 +137,6 @@ def _read_object(text: str, field: str) -> dict[str, Any]:
 def _check_size(num_chars: int, field: str) -> None:
     if num_chars > _MAX_JSON_CHARS:
         raise out_of_range(field, f"{num_chars} characters of JSON", f"at most {_MAX_JSON_CHARS}")
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """All texts of a JSON value, keys included."""
-    remaining = [value]
-    while remaining:
-        each = remaining.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, list):
-            remaining += each
-        elif isinstance(each, dict):
-            if isinstance(each, ToolArguments):
-                yield str(each)
-            yield from each
-            remaining += each.values()
 
 
 def _refuse_surrogates(text: str, value: Any, field: str) -> None:

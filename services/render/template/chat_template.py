@@ -13,7 +13,7 @@ from services.render.request.content_parts import PROBE_MESSAGES, join_parts, sh
 from services.render.request.conversation import Conversation
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.template.time_limit import time_limit
-from services.render.template.trusted import OwnText
+from services.render.template.trusted import joined, mask_of, trusted
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range
@@ -25,7 +25,7 @@ TOOL_TEMPLATE = "tool_use"
 # end shows whether the template trims.
 _END_MARK = "\ue0f0end\ue0f1 "
 
-# A role that is no more than a name is taken for the template's own text.
+# A role that is no more than a name is trusted.
 _PLAIN_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # What a template can raise by itself; anything else is our own bug.
@@ -58,7 +58,7 @@ class ChatTemplate:
         None trusts the content. Raises ConfigError on a syntax error."""
         self._control_tokens = control_tokens or ControlTokens(())
         self._environment = TemplateEnvironment(self._control_tokens, now)
-        self._special_tokens = {name: self._own_text(text) for name, text in special_tokens.items()}
+        self._special_tokens = {name: trusted(text) for name, text in special_tokens.items()}
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._compiled = {name: self._compile(name, source) for name, source in sources.items()}
@@ -79,7 +79,8 @@ class ChatTemplate:
         Raises ServiceError: NO_CHAT_TEMPLATE, TOOLS_UNSUPPORTED, TEMPLATE_FAILED, INVALID_TEXT,
         PARAMETER_OUT_OF_RANGE.
         """
-        return self._control_tokens.cut(self._render(conversation, prefix))
+        text = self._render(conversation, prefix)
+        return self._control_tokens.cut(str.__str__(text), mask_of(text))
 
     def _render(self, conversation: Conversation, prefix: str) -> str:
         compiled = self._choose(bool(conversation.tools))
@@ -89,7 +90,6 @@ class ChatTemplate:
                 "the model's chat template ignores tools",
                 field=f"{prefix}tools_json",
             )
-        conversation.refuse_characters(self._control_tokens.has_marks, prefix)
         has_parts = any(isinstance(message["content"], list) for message in conversation.messages)
         if has_parts and not self._reads_parts(compiled):
             conversation = replace(conversation, messages=join_parts(conversation.messages, prefix))
@@ -110,9 +110,6 @@ class ChatTemplate:
             reads = False
         self._known_to_read_parts[compiled] = reads
         return reads
-
-    def _own_text(self, text: str) -> str:
-        return OwnText(text, self._control_tokens.mark(text), self._control_tokens)
 
     def _compile(self, name: str, source: str) -> CompiledTemplate:
         try:
@@ -139,9 +136,9 @@ class ChatTemplate:
         prefix: str,
     ) -> str:
         messages = list(map(_with_reasoning, messages))
-        if compiled.has_open_texts:
-            # Such as `<|im_` + role + `|>`: a plain name completes the token.
-            messages = [{**message, "role": self._own_role(message["role"])} for message in messages]
+        # Such as `<|im_` + role + `|>`: a plain name completes the token.
+        roles = {role: self._trust_role(role) for role in {message["role"] for message in messages}}
+        messages = [{**message, "role": roles[message["role"]]} for message in messages]
         variables = {
             "documents": None,
             **conversation.variables,
@@ -160,12 +157,13 @@ class ChatTemplate:
                         raise _failed(f"its output is longer than {self._max_chars} characters", prefix)
                     pieces.append(str(piece))  # not each is printed already
         except _TEMPLATE_FAULTS as error:
-            detail = self._control_tokens.unmark(str(error)) or type(error).__name__
+            detail = str(error) or type(error).__name__
             raise _failed(f"{_place_of(error)}{detail}", prefix) from None
-        return "".join(pieces)
+        return joined(pieces)
 
-    def _own_role(self, role: str) -> str:
-        return self._own_text(role) if _PLAIN_ROLE.fullmatch(role) else role
+    def _trust_role(self, role: str) -> str:
+        is_plain = _PLAIN_ROLE.fullmatch(role) and not self._control_tokens.has_any(role)
+        return trusted(role) if is_plain else role
 
     def _render_open(self, compiled: CompiledTemplate, conversation: Conversation, prefix: str) -> str:
         """Renders with a mark at the end of the last message, and cuts there."""

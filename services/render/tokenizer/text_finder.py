@@ -37,24 +37,19 @@ class TextFinder:
                 if (again := span if span[0] >= first[1] else _first(pattern, text, first[1]))
             ]
         for span, pattern in following:
-            yield from spans_of(pattern, text, span[0])
+            yield from _spans(pattern, text, span[0])
 
     def replace(self, text: str, new: Callable[[str], str]) -> str:
         """The text with what is found in it replaced."""
-        return replace_spans(text, self.spans(text), new)
+        parts: list[str] = []
+        end = 0
+        for start, stop in self.spans(text):
+            parts += (text[end:start], new(text[start:stop]))
+            end = stop
+        return "".join([*parts, text[end:]])
 
 
-def replace_spans(text: str, spans: Iterable[Span], new: Callable[[str], str]) -> str:
-    """The text with these parts of it, from left to right, replaced."""
-    parts: list[str] = []
-    end = 0
-    for start, stop in spans:
-        parts += (text[end:start], new(text[start:stop]))
-        end = stop
-    return "".join([*parts, text[end:]])
-
-
-def spans_of(pattern: re.Pattern[str], text: str, position: int = 0) -> Iterator[Span]:
+def _spans(pattern: re.Pattern[str], text: str, position: int = 0) -> Iterator[Span]:
     """Where a pattern matches from a position on."""
     while position < len(text):
         end = position + _WINDOW
@@ -67,7 +62,7 @@ def spans_of(pattern: re.Pattern[str], text: str, position: int = 0) -> Iterator
 
 
 def _first(pattern: re.Pattern[str], text: str, position: int = 0) -> Span | None:
-    return next(spans_of(pattern, text, position), None)
+    return next(_spans(pattern, text, position), None)
 
 
 def _longest_of(texts: Iterable[str]) -> str:

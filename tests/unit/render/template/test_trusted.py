@@ -1,4 +1,4 @@
-"""A template's own text does what any text does, and stays its own."""
+"""A trusted string does what any string does, and trusts no character of content."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.render.template.trusted import OwnText, read_marked
-from services.render.tokenizer.control_tokens import AddedToken, ControlTokens
+from services.render.template.trusted import Trusted, indented, joined, mask_of, modulo, trusted
+from services.render.tokenizer.control_tokens import TRUSTED, UNTRUSTED
 
-TOKENS = ControlTokens([AddedToken(1, "<a>", True, False, False), AddedToken(2, "[B]", True, False, False)])
 PIECES = st.lists(st.sampled_from(["<a>", "[B]", "a", "B", " ", "\n", "<", "ä", "x"]), max_size=8)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "a + b": lambda a, b: a + b,
@@ -18,7 +17,6 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "a * 2": lambda a, _: a * 2,
     "a[1:-1]": lambda a, _: a[1:-1],
     "a[::-2]": lambda a, _: a[::-2],
-    "list(a)": lambda a, _: list(a),
     "strip": lambda a, b: a.strip(b or None),
     "lstrip": lambda a, _: a.lstrip(),
     "rstrip": lambda a, _: a.rstrip(),
@@ -46,54 +44,60 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "center": lambda a, _: a.center(12, "."),
     "ljust": lambda a, _: a.ljust(12),
     "rjust": lambda a, _: a.rjust(12),
+    "a % b": lambda a, b: modulo(a + "%s, %5s%%" + a, (a, b)),
+    "'%s' % a": lambda a, _: modulo("100%% %s|", a),
+    "'%(x)s' % a": lambda a, _: modulo("%(x)s-%(y)d", {"x": a, "y": 5}),
+    "indent": lambda a, _: indented(a, 2),
+    "indent first": lambda a, _: indented(a, 1, True, True),
+    "~": lambda a, b: joined([a, b, "x", a]),
 }
 
 
-def own(text: str) -> OwnText:
-    return OwnText(text, TOKENS.mark_tokens(text), TOKENS)
-
-
 def plain(value: Any) -> Any:
-    """As templates compare it."""
     return str.__str__(value) if isinstance(value, str) else type(value)(map(plain, value))
 
 
-def printed(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else type(value)(map(printed, value))
-
-
-def unmarked(value: Any) -> Any:
-    return TOKENS.unmark(value) if isinstance(value, str) else type(value)(map(unmarked, value))
+def characters(value: Any, mask: str) -> str:
+    """Those of a string, or of several, with this mask."""
+    parts = [value] if isinstance(value, str) else value
+    return "".join(
+        char for part in parts for char, each in zip(part, mask_of(part), strict=True) if each == mask
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@given(first=PIECES, second=PIECES, second_is_own=st.booleans())
-def test_it_reads_as_any_text_and_is_printed_in_the_same_letters(
-    operation: str, first: list[str], second: list[str], second_is_own: bool
+@given(first=PIECES, second=PIECES, second_is_trusted=st.booleans())
+def test_it_gives_what_any_string_gives(
+    operation: str, first: list[str], second: list[str], second_is_trusted: bool
 ) -> None:
     a, b = "".join(first), "".join(second)
-    expected = OPERATIONS[operation](a, b)
-    result = OPERATIONS[operation](own(a), own(b) if second_is_own else b)
-    assert plain(result) == expected
-    assert unmarked(printed(result)) == expected
+    result = OPERATIONS[operation](trusted(a), trusted(b) if second_is_trusted else b)
+    assert plain(result) == OPERATIONS[operation](a, b)
+
+
+# Characters that no string of the template's has, and none of its others.
+CONTENT = st.text("012 \n", max_size=8)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@given(first=st.lists(st.tuples(PIECES.map("".join), CONTENT), max_size=3), second=CONTENT)
+def test_of_what_is_mixed_each_character_keeps_its_trust(
+    operation: str, first: list[tuple[str, str]], second: str
+) -> None:
+    mixed = joined([each for own, content in first for each in (trusted(own), content)])
+    result = OPERATIONS[operation](mixed, second)
+    assert plain(result) == OPERATIONS[operation](plain(mixed), second)
+    assert not set(characters(result, TRUSTED)) & set("012")
+    if operation != "replace nothing":
+        assert not set(characters(result, UNTRUSTED)) & set("<>[]aAbBäÄ")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(first=PIECES, second=PIECES)
-def test_another_s_text_is_never_in_disguise(operation: str, first: list[str], second: list[str]) -> None:
+def test_nothing_made_of_content_alone_is_trusted(
+    operation: str, first: list[str], second: list[str]
+) -> None:
     a, b = "".join(first), "".join(second)
-    result = OPERATIONS[operation](OwnText(a, a, TOKENS), b)
-    assert printed(result) == OPERATIONS[operation](a, b)
-
-
-@given(PIECES)
-def test_what_was_printed_reads_as_itself_again(pieces: list[str]) -> None:
-    text = own("".join(pieces))
-    again = read_marked(str(text), TOKENS)
-    assert (plain(again), str(again)) == (plain(text), str(text))
-
-
-def test_a_change_of_case_marks_only_what_was_marked() -> None:
-    assert str(OwnText("<a>[b]", TOKENS.mark("<a>") + "[b]", TOKENS).upper()) == TOKENS.mark("<") + "A" + (
-        TOKENS.mark(">") + "[B]"
-    )
+    result = OPERATIONS[operation](Trusted(a), b)
+    assert plain(result) == OPERATIONS[operation](a, b)
+    assert characters(result, TRUSTED) == ""
