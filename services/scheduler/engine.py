@@ -12,20 +12,20 @@ from time import monotonic
 from triptych.v1 import scheduler_pb2, worker_pb2
 
 from services.scheduler import metrics
+from services.scheduler.active_request import ActiveRequest
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.core import scheduler_output as core
 from services.scheduler.core.kv_cache_manager import KVCacheManager
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.generation import Generation
-from services.scheduler.pool import Pool
 from services.scheduler.step import build_step, parse_result
 from services.scheduler.worker_client import RETRY_SECONDS, FencedError, WorkerClient, WorkerLostError
+from services.scheduler.worker_pool import WorkerPool
 from shared.errors import Reason, ServiceError
 from shared.log import get_logger
 
 _log = get_logger()
-_OF_SEQUENCE = (core.TokenSampled, core.OutputFinished)
+_OF_SEQUENCE = (core.TokenEvent, core.FinishedEvent)
 
 
 class Engine:
@@ -35,9 +35,9 @@ class Engine:
         self._workers = workers
         self._scheduler = Scheduler(config.max_num_seqs, config.max_num_batched_tokens, config.priority_aging)
         self._max_waiting = config.max_waiting
-        self._generations: dict[str, Generation] = {}
+        self._requests: dict[str, ActiveRequest] = {}
         self._work = [asyncio.Event() for _ in workers]
-        self.pool = Pool()
+        self.pool = WorkerPool()
         self.is_fenced = False
         # Set whenever `is_ready` may have changed.
         self.readiness_changed = asyncio.Event()
@@ -73,19 +73,19 @@ class Engine:
             message = f"{num_waiting} requests wait; allowed: {self._max_waiting}"
             raise ServiceError(Reason.QUEUE_FULL, message, retry_after_seconds=1.0)
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, active: ActiveRequest) -> None:
         """Takes a checked request into the queue."""
-        self._generations[generation.request.generation_id] = generation
-        generation.admitted()
-        self._scheduler.add_request(generation.request)
+        self._requests[active.request.generation_id] = active
+        active.admitted()
+        self._scheduler.add_request(active.request)
         self._wake()
 
     def abort(self, generation_id: str, output_index: int | None = None) -> int:
         """Ends a request or one output; how many live outputs that were. Unknown ones are none."""
-        generation = self._generations.get(generation_id)
-        if generation is None:
+        active = self._requests.get(generation_id)
+        if active is None:
             return 0
-        events = self._scheduler.abort(generation.request, output_index)
+        events = self._scheduler.abort(active.request, output_index)
         self._publish(events)
         self._wake()
         return len(events)
@@ -99,7 +99,7 @@ class Engine:
             status = response.workers.add(address=client.address)
             state = self._scheduler.workers.get(index)
             if state is not None:
-                pool = state.kv_cache.pool
+                pool = state.kv_cache.block_pool
                 status.ready = not state.draining
                 status.num_running = len({sequence.request for sequence in state.running})
                 status.num_live_blocks = pool.num_live
@@ -150,7 +150,7 @@ class Engine:
     def _build_step(self, output: core.SchedulerOutput) -> worker_pb2.Step:
         block_size = self._scheduler.workers[output.worker].kv_cache.block_size
         ids = {each.sequence.request.generation_id for each in output.scheduled}
-        return build_step(output, block_size, {each: self._generations[each].sampling for each in ids})
+        return build_step(output, block_size, {each: self._requests[each].sampling for each in ids})
 
     async def _execute(
         self, client: WorkerClient, output: core.SchedulerOutput, step: worker_pb2.Step
@@ -226,18 +226,18 @@ class Engine:
         now = monotonic()
         for event in events:
             request = event.sequence.request if isinstance(event, _OF_SEQUENCE) else event.request
-            generation = self._generations.get(request.generation_id)
-            if generation is None:
+            active = self._requests.get(request.generation_id)
+            if active is None:
                 continue  # it left earlier in this very list
-            if not generation.publish(event, now):
+            if not active.publish(event, now):
                 self._scheduler.abort(request)
-            if generation.is_over:
-                del self._generations[request.generation_id]
+            if active.is_over:
+                del self._requests[request.generation_id]
 
     def _observe(self, worker: int) -> None:
         """The gauges that a step may change."""
         state, address = self._scheduler.workers[worker], self._workers[worker].address
-        pool = state.kv_cache.pool
+        pool = state.kv_cache.block_pool
         for name, count in (("live", pool.num_live), ("cached", pool.num_cached), ("free", pool.num_free)):
             metrics.BLOCKS.labels(address, name).set(count)
         metrics.REQUESTS.labels("waiting").set(len(self._waiting_requests()))

@@ -7,9 +7,9 @@ from typing import Any
 
 from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
+from services.scheduler.active_request import ActiveRequest
 from services.scheduler.core.request import Request
 from services.scheduler.engine import Engine
-from services.scheduler.generation import Generation
 from services.scheduler.output_stream import OutputStream
 from services.scheduler.step import fixed_sampling
 from shared.errors import Reason, ServiceError, out_of_range
@@ -39,14 +39,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
         """Whatever ends the call, the request leaves the engine with it."""
         set_request_id(request.request_id)
-        generation = self._admit(request)
-        generation_id = generation.request.generation_id
+        active = self._admit(request)
+        generation_id = active.request.generation_id
         try:
-            async for event in generation.stream:
+            async for event in active.stream:
                 yield event
         finally:
             self._engine.abort(generation_id)
-            finished = generation.request
+            finished = active.request
             _log.info(
                 "generated",
                 generation_id=generation_id,
@@ -78,7 +78,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         status.draining = self._drain.draining
         return status
 
-    def _admit(self, message: scheduler_pb2.GenerateRequest) -> Generation:
+    def _admit(self, message: scheduler_pb2.GenerateRequest) -> ActiveRequest:
         """Checks, resolves, submits. Nothing waits here, so what is checked still holds when submitted."""
         self._engine.check_ready()
         info = self._engine.pool.model_info()
@@ -94,9 +94,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._engine.check_room()
         request = _make_request(message, params, info)
         sampling = fixed_sampling(request, params)
-        generation = Generation(request, sampling, OutputStream(self._output_buffer_bytes))
-        self._engine.submit(generation)
-        return generation
+        active = ActiveRequest(request, sampling, OutputStream(self._output_buffer_bytes))
+        self._engine.submit(active)
+        return active
 
 
 def _check_identity(message: scheduler_pb2.GenerateRequest, info: types_pb2.ModelInfo) -> None:

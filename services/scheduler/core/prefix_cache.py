@@ -3,7 +3,7 @@
 A block's hash is SHA-256 over its parent's hash and its tokens; a first block's parent is a hash over the
 cache salt and the model's identity. Each part is typed and length-prefixed, so that no two different inputs
 are hashed alike. On a hit the tokens and the parent are compared, so that even equal hashes mix no contents.
-A block is published only after its KV is written, and withdrawn when it is handed out again.
+A block is inserted only after its KV is written, and evicted when it is handed out again.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ HashBlock = Callable[[bytes, Sequence[int]], bytes]
 
 @dataclass(frozen=True, eq=False)
 class CachedBlock:
-    """A published block. `parent` is the block before it, None for a first block."""
+    """A block in the cache. `parent` is the block before it, None for a first block."""
 
     block_id: int
     block_hash: bytes
@@ -66,7 +66,7 @@ class PrefixCache:
         earlier: what was found for these tokens, or for fewer of them, before; it is not hashed again.
         """
         root = hash_root(cache_salt, self._model_identity)
-        blocks = list(takewhile(self._is_published, earlier))
+        blocks = list(takewhile(self._contains, earlier))
         parent = blocks[-1] if blocks else None
         for start in range(
             len(blocks) * self._block_size, len(token_ids) - self._block_size + 1, self._block_size
@@ -82,34 +82,34 @@ class PrefixCache:
     def insert(
         self, block_id: int, parent: CachedBlock | None, token_ids: Sequence[int], cache_salt: str
     ) -> CachedBlock | None:
-        """Publishes a full block whose KV is written; returns the parent of the next one.
+        """Adds a full block whose KV is written; returns the parent of the next one.
 
-        A twin with the same content stays the published one and is returned. None: another content has the
-        same hash, so neither this block nor what follows it can be published.
+        If another block with the same content is there, it stays and is returned. None: other content has the
+        same hash, so neither this block nor what follows it can be inserted.
         """
         root = hash_root(cache_salt, self._model_identity)
         tokens = tuple(token_ids)
         block_hash = self._hash(parent.block_hash if parent else root, tokens)
         found = self._by_hash.get(block_hash)
-        if found is not None and found.parent is not None and not self._is_published(found.parent):
+        if found is not None and found.parent is not None and not self._contains(found.parent):
             self.evict(found.block_id)  # unreachable: what it followed is gone
             found = None
         if found is not None:
             return found if found.holds(root, parent, tokens) else None
-        if parent is not None and not self._is_published(parent):
+        if parent is not None and not self._contains(parent):
             return None  # unreachable from the start
         block = CachedBlock(block_id, block_hash, root, parent, tokens)
         self._by_hash[block_hash] = self._by_block[block_id] = block
         return block
 
     def evict(self, block_id: int) -> None:
-        """Withdraws a block that is handed out again."""
+        """Forgets a block that is handed out again."""
         block = self._by_block.pop(block_id, None)
         if block is not None:
             del self._by_hash[block.block_hash]
 
-    def published(self, block_id: int) -> CachedBlock | None:
-        """What is published for the block."""
+    def get(self, block_id: int) -> CachedBlock | None:
+        """What is known to be in the block; None if it cannot be found by its content."""
         return self._by_block.get(block_id)
 
     def check_integrity(self) -> None:
@@ -117,5 +117,5 @@ class PrefixCache:
         assert len(self._by_hash) == len(self._by_block)
         assert all(self._by_block[block.block_id] is block for block in self._by_hash.values())
 
-    def _is_published(self, block: CachedBlock) -> bool:
+    def _contains(self, block: CachedBlock) -> bool:
         return self._by_block.get(block.block_id) is block

@@ -81,7 +81,7 @@ class Sequence:
         # The worker that holds the blocks; None while there are none.
         self.worker: int | None = None
         self.num_preemptions = 0
-        self.num_moves = 0
+        self.num_migrations = 0
 
     @property
     def num_tokens(self) -> int:

@@ -10,23 +10,23 @@ from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import FinishReason, Request, RequestStatus, Sequence
 from services.scheduler.core.scheduler_output import (
     Event,
+    FailedEvent,
+    FinishedEvent,
     ModelRunnerOutput,
-    OutputFinished,
-    PromptLogprobs,
-    RequestFailed,
-    RequestScheduled,
+    PromptLogprobsEvent,
     SampledToken,
     SampleFailure,
+    ScheduledEvent,
     ScheduledSequence,
     SchedulerOutput,
     SequenceOutput,
-    TokenSampled,
+    TokenEvent,
 )
 from services.scheduler.core.waiting_queue import WaitingQueue
 from services.scheduler.core.worker_state import WorkerState
 
 # A request that was on so many lost workers is not given another one.
-MAX_MOVES = 3
+MAX_MIGRATIONS = 3
 
 
 class Scheduler:
@@ -55,10 +55,12 @@ class Scheduler:
         state = self.workers.pop(worker)
         for sequence in state.running:
             self._requeue(sequence, state)
-            sequence.num_moves += 1
+            sequence.num_migrations += 1
         message = "the worker was lost, and there is no other one that could go on"
         requests = dict.fromkeys(
-            each.request for each in self.waiting if each.num_moves > MAX_MOVES or not self._holders(each)
+            each.request
+            for each in self.waiting
+            if each.num_migrations > MAX_MIGRATIONS or not self._holders(each)
         )
         return [event for request in requests for event in self._fail(request, "WORKER_LOST", message)]
 
@@ -77,7 +79,7 @@ class Scheduler:
         for sequence in sequences:
             if not sequence.is_finished:
                 self._end(sequence)
-                events.append(OutputFinished(sequence, FinishReason.ABORT))
+                events.append(FinishedEvent(sequence, FinishReason.ABORT))
         self._queue_further_outputs(request)
         return events
 
@@ -189,7 +191,7 @@ class Scheduler:
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = now
                 request.num_cached_tokens = sequence.num_computed_tokens
-                events.append(RequestScheduled(request))
+                events.append(ScheduledEvent(request))
             # All at once: two prefills that each hold half of what they need would only preempt each other.
             has_slots = state.kv_cache.allocate_slots(sequence, sequence.num_tokens)
             assert has_slots, "can_admit promised room"
@@ -249,7 +251,7 @@ class Scheduler:
         if isinstance(output.sample, SampleFailure):
             return events + self._fail(request, "SEQUENCE_FAILED", output.sample.message)
         sequence.num_computed_tokens += scheduled.num_scheduled_tokens
-        state.kv_cache.publish(sequence)
+        state.kv_cache.cache_full_blocks(sequence)
         if output.sample is not None:
             if request.first_token_time is None:
                 request.first_token_time = now
@@ -266,11 +268,11 @@ class Scheduler:
         sequence.output_token_ids.append(token.token_id)
         if is_stop:
             self._end(sequence)
-            return [OutputFinished(sequence, FinishReason.STOP, token)]
-        events: list[Event] = [TokenSampled(sequence, token)]
+            return [FinishedEvent(sequence, FinishReason.STOP, token)]
+        events: list[Event] = [TokenEvent(sequence, token)]
         if len(sequence.output_token_ids) >= request.max_tokens:
             self._end(sequence)
-            events.append(OutputFinished(sequence, FinishReason.LENGTH))
+            events.append(FinishedEvent(sequence, FinishReason.LENGTH))
         return events
 
     def _report_prompt_logprobs(self, scheduled: ScheduledSequence, output: SequenceOutput) -> list[Event]:
@@ -282,7 +284,7 @@ class Scheduler:
         if not positions:
             return []
         request.num_prompt_logprobs_reported += len(positions)
-        return [PromptLogprobs(request, first_new, positions)]
+        return [PromptLogprobsEvent(request, first_new, positions)]
 
     # Ends.
 
@@ -300,7 +302,7 @@ class Scheduler:
         """One failed output fails the whole request."""
         for sequence in request.sequences:
             self._end(sequence)
-        return [RequestFailed(request, reason, message)]
+        return [FailedEvent(request, reason, message)]
 
     def _end(self, sequence: Sequence) -> None:
         """Takes it out of wherever it is. Blocks that a step in flight writes are freed when that is back."""

@@ -73,14 +73,14 @@ class ModelRunnerOutput:
 
 
 @dataclass(frozen=True)
-class RequestScheduled:
+class ScheduledEvent:
     """A request's first step has been planned."""
 
     request: Request
 
 
 @dataclass(frozen=True)
-class PromptLogprobs:
+class PromptLogprobsEvent:
     """Log-probabilities of consecutive prompt positions."""
 
     request: Request
@@ -89,7 +89,7 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True)
-class TokenSampled:
+class TokenEvent:
     """A token that belongs to the output."""
 
     sequence: Sequence
@@ -97,7 +97,7 @@ class TokenSampled:
 
 
 @dataclass(frozen=True)
-class OutputFinished:
+class FinishedEvent:
     """An output ended; `stop_token` is the one that ended it, if a token did."""
 
     sequence: Sequence
@@ -106,7 +106,7 @@ class OutputFinished:
 
 
 @dataclass(frozen=True)
-class RequestFailed:
+class FailedEvent:
     """A request ended with an error; `reason` is a name of shared.errors.Reason."""
 
     request: Request
@@ -114,4 +114,4 @@ class RequestFailed:
     message: str
 
 
-Event = RequestScheduled | PromptLogprobs | TokenSampled | OutputFinished | RequestFailed
+Event = ScheduledEvent | PromptLogprobsEvent | TokenEvent | FinishedEvent | FailedEvent

@@ -120,7 +120,7 @@ def test_the_other_penalties_need_the_output_only(penalty: str) -> None:
 
 
 def test_ending_tokens_are_banned_until_min_tokens_are_there() -> None:
-    fields = {"stop_token_ids": frozenset((2, 1)), "min_tokens": 2}
+    fields: dict[str, Any] = {"stop_token_ids": frozenset((2, 1)), "min_tokens": 2}
     banned = [
         list(sampling(make_sequence(output=output, **fields)).banned_token_ids)
         for output in ((), (21,), (21, 22), (21, 22, 23))

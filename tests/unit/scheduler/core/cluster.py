@@ -11,15 +11,15 @@ from services.scheduler.core.request import FinishReason, Request, Sequence
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.scheduler_output import (
     Event,
+    FailedEvent,
+    FinishedEvent,
     ModelRunnerOutput,
-    OutputFinished,
-    PromptLogprobs,
-    RequestFailed,
-    RequestScheduled,
+    PromptLogprobsEvent,
     SampleFailure,
+    ScheduledEvent,
     SchedulerOutput,
     SequenceOutput,
-    TokenSampled,
+    TokenEvent,
 )
 from tests.support.fake_worker_core import (
     FakeWorkerCore,
@@ -47,7 +47,7 @@ class Transcript:
     prompt_logprobs: list[Any] = field(default_factory=list)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
-    failure: RequestFailed | None = None
+    failure: FailedEvent | None = None
 
 
 class Cluster:
@@ -126,7 +126,7 @@ class Cluster:
     def finish(self, worker: int = 0, failing: int | None = None) -> None:
         """Executes the step in flight; `failing`: the place in it of a sequence without finite logits."""
         output, calls = self.in_flight.pop(worker)
-        pool = self.scheduler.workers[worker].kv_cache.pool
+        pool = self.scheduler.workers[worker].kv_cache.block_pool
         for call in calls:
             assert all(pool.num_references(block_id) > 0 for block_id in call.block_ids), "freed in flight"
         result = self.fakes[worker].execute(calls)
@@ -169,7 +169,7 @@ class Cluster:
 
     def gauges(self, worker: int = 0) -> tuple[int, int, int]:
         """Live, cached and free blocks."""
-        pool = self.scheduler.workers[worker].kv_cache.pool
+        pool = self.scheduler.workers[worker].kv_cache.block_pool
         return pool.num_live, pool.num_cached, pool.num_free
 
     def check_ended(self) -> None:
@@ -197,14 +197,14 @@ class Cluster:
         for scheduled, call in zip(output.scheduled, self.fakes[output.worker].prepare(output), strict=True):
             assert scheduled.context_len == scheduled.sequence.num_computed_tokens
             for block_id in self.fakes[output.worker].written_blocks(call):
-                assert kv_cache.pool.num_references(block_id) == 1, "a shared block is written"
-                assert kv_cache.prefix_cache.published(block_id) is None, "a published block is written"
+                assert kv_cache.block_pool.num_references(block_id) == 1, "a shared block is written"
+                assert kv_cache.prefix_cache.get(block_id) is None, "a cached block is written"
         is_decoding = [each for each in state.running if each.num_uncomputed_tokens == 1]
         assert set(is_decoding) <= set(sequences), "a decode got no token"
 
     def _record(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, TokenSampled | OutputFinished):
+            if isinstance(event, TokenEvent | FinishedEvent):
                 request = event.sequence.request
             else:
                 request = event.request
@@ -215,30 +215,30 @@ class Cluster:
 
     def _record_one(self, request: Request, transcript: Transcript, event: Event) -> None:
         match event:
-            case RequestScheduled():
+            case ScheduledEvent():
                 transcript.num_scheduled += 1
                 assert transcript.num_scheduled == 1
                 assert request.first_scheduled_time == self.now
-            case PromptLogprobs(first_position=first, positions=positions):
+            case PromptLogprobsEvent(first_position=first, positions=positions):
                 assert transcript.num_scheduled == 1
                 assert not any(transcript.tokens.values()), "prompt log-probabilities after the first chunk"
                 assert first == len(transcript.prompt_logprobs) + 1, "a position lost or doubled"
                 transcript.prompt_logprobs += positions
                 expected = undisturbed_prompt_logprobs(request)
                 assert transcript.prompt_logprobs == expected[: first + len(positions) - 1]
-            case TokenSampled(sequence=sequence, token=token):
+            case TokenEvent(sequence=sequence, token=token):
                 self._check_prompt_logprobs_complete(request)
                 assert sequence.output_index not in transcript.finish_reasons, "a token after the end"
                 tokens = transcript.tokens[sequence.output_index]
                 tokens.append(token.token_id)
                 expected_tokens, _ = undisturbed_output(request, sequence.output_index)
                 assert tokens == expected_tokens[: len(tokens)]
-            case OutputFinished():
+            case FinishedEvent():
                 self._record_finished(transcript, event)
-            case RequestFailed():
+            case FailedEvent():
                 transcript.failure = event
 
-    def _record_finished(self, transcript: Transcript, event: OutputFinished) -> None:
+    def _record_finished(self, transcript: Transcript, event: FinishedEvent) -> None:
         request, index = event.sequence.request, event.sequence.output_index
         assert index not in transcript.finish_reasons, "ended twice"
         transcript.finish_reasons[index] = event.finish_reason

@@ -20,7 +20,7 @@ def compute(manager: KVCacheManager, sequence: Sequence) -> None:
     manager.adopt(sequence, manager.get_computed_blocks(sequence))
     assert manager.allocate_slots(sequence, sequence.num_tokens)
     sequence.num_computed_tokens = sequence.num_tokens
-    manager.publish(sequence)
+    manager.cache_full_blocks(sequence)
     manager.check_integrity([sequence])
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_found_before_its_kv_is_written() -> None:
     manager.adopt(sequence, [])
     manager.allocate_slots(sequence, 9)
     sequence.num_computed_tokens = 7
-    manager.publish(sequence)
+    manager.cache_full_blocks(sequence)
     assert len(manager.get_computed_blocks(make_sequence(9))) == 1
 
 
@@ -55,7 +55,7 @@ def test_when_blocks_run_out_nothing_changes() -> None:
     sequence = make_sequence(4)
     manager.adopt(sequence, [])
     assert not manager.allocate_slots(sequence, 3 * BLOCK_SIZE)
-    assert (sequence.block_ids, manager.pool.num_available) == ([], 2)
+    assert (sequence.block_ids, manager.block_pool.num_available) == ([], 2)
 
 
 def test_a_lone_sequence_may_fill_the_pool_but_beside_others_one_block_is_spared() -> None:
@@ -85,5 +85,5 @@ def test_the_end_of_a_prefix_is_reclaimed_before_its_start() -> None:
     manager = make_manager(4)
     compute(manager, sequence := make_sequence(12))
     manager.free(sequence)
-    manager.pool.allocate()
+    manager.block_pool.allocate()
     assert len(manager.get_computed_blocks(make_sequence(13))) == 2

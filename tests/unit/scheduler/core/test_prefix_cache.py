@@ -55,26 +55,26 @@ def test_parts_of_a_hash_do_not_run_into_each_other() -> None:
     assert hash_block(b"", [1]) != hash_block(b"\1\0\0\0", [])
 
 
-def test_a_twin_stays_the_published_one() -> None:
+def test_of_two_blocks_with_the_same_content_the_first_stays() -> None:
     cache = PrefixCache(2, "model")
     (first,) = make_chain(cache, A)
     assert make_chain(cache, A, first_id=7) == [first]
-    assert cache.published(7) is None
+    assert cache.get(7) is None
 
 
-def test_a_withdrawn_block_is_not_found_and_neither_is_what_follows_it() -> None:
+def test_an_evicted_block_is_not_found_and_neither_is_what_follows_it() -> None:
     cache = PrefixCache(2, "model")
     make_chain(cache, A, B)
     cache.evict(1)
     assert matched(cache, A, B) == []
 
 
-def test_what_follows_a_withdrawn_block_is_not_published() -> None:
+def test_what_follows_an_evicted_block_is_not_inserted() -> None:
     cache = PrefixCache(2, "model")
     (first,) = make_chain(cache, A)
     cache.evict(1)
     assert cache.insert(2, first, B, "") is None
-    assert cache.published(2) is None
+    assert cache.get(2) is None
 
 
 def test_a_chain_made_again_replaces_the_rest_of_the_old_one() -> None:
@@ -83,7 +83,7 @@ def test_a_chain_made_again_replaces_the_rest_of_the_old_one() -> None:
     cache.evict(1)
     make_chain(cache, A, B, first_id=11)
     assert matched(cache, A, B) == [11, 12]
-    assert cache.published(2) is None
+    assert cache.get(2) is None
 
 
 def test_equal_hashes_mix_neither_tokens_nor_parents_nor_salts() -> None:

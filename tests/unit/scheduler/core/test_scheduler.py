@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.core.prefix_cache import HashBlock
 from services.scheduler.core.request import FinishReason, Request, RequestStatus
-from services.scheduler.core.scheduler import MAX_MOVES
+from services.scheduler.core.scheduler import MAX_MIGRATIONS
 from services.scheduler.core.scheduler_output import SchedulerOutput
 from tests.support.fake_worker_core import undisturbed_output
 from tests.unit.scheduler.core.cluster import Cluster, constant_hash, one_byte_hash
@@ -70,7 +70,7 @@ def test_one_failed_output_fails_its_request_and_no_other() -> None:
     assert cluster.transcripts[other].failure is None
 
 
-def test_a_failed_sequence_publishes_nothing() -> None:
+def test_a_failed_sequence_caches_nothing() -> None:
     cluster = Cluster(20)
     cluster.add(range(9))
     cluster.begin()
@@ -303,7 +303,7 @@ def test_one_output_aborted_leaves_the_others() -> None:
     assert reasons == {0: FinishReason.ABORT, 1: FinishReason.LENGTH, 2: FinishReason.ABORT}
 
 
-def test_the_late_output_of_an_aborted_request_is_dropped_and_not_published() -> None:
+def test_the_late_output_of_an_aborted_request_is_dropped_and_not_cached() -> None:
     cluster = Cluster(20)
     request = cluster.add(range(9))
     cluster.begin()
@@ -346,13 +346,13 @@ def test_a_lost_worker_s_requests_go_on_elsewhere() -> None:
     cluster.remove_worker(0)
     cluster.run()
     cluster.check_ended()
-    assert request.sequences[0].num_moves == 1
+    assert request.sequences[0].num_migrations == 1
 
 
 def test_a_request_whose_workers_are_lost_again_and_again_fails_before_it_has_had_them_all() -> None:
-    cluster = Cluster(*[20] * (MAX_MOVES + 2))
+    cluster = Cluster(*[20] * (MAX_MIGRATIONS + 2))
     request = cluster.add(range(9), max_tokens=6)
-    for worker in range(MAX_MOVES + 1):
+    for worker in range(MAX_MIGRATIONS + 1):
         cluster.begin(worker)
         cluster.remove_worker(worker)
     failure = cluster.transcripts[request].failure

@@ -15,7 +15,7 @@ _LEAST = {
 }
 
 
-class Pool:
+class WorkerPool:
     """The models of the workers whose session is open."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ _FINISH_REASONS = {
 }
 
 
-class Generation:
+class ActiveRequest:
     """Turns the core's events into GenerateResponse and keeps the request's times."""
 
     def __init__(self, request: Request, sampling: worker_pb2.SamplingStep, stream: OutputStream) -> None:
@@ -50,15 +50,15 @@ class Generation:
     def publish(self, event: core.Event, now: float) -> bool:
         """False: the caller reads too slowly, and the stream has ended with SLOW_READER."""
         match event:
-            case core.RequestScheduled():
+            case core.ScheduledEvent():
                 return self._scheduled()
-            case core.PromptLogprobs():
+            case core.PromptLogprobsEvent():
                 return self._prompt_logprobs(event)
-            case core.TokenSampled():
+            case core.TokenEvent():
                 return self._token(event, now)
-            case core.OutputFinished():
+            case core.FinishedEvent():
                 return self._finished(event, now)
-            case core.RequestFailed():
+            case core.FailedEvent():
                 self.stream.fail(ServiceError(Reason(event.reason), event.message))
                 return True
 
@@ -71,11 +71,11 @@ class Generation:
         )
         return self.stream.put(scheduler_pb2.GenerateResponse(scheduled=event))
 
-    def _prompt_logprobs(self, event: core.PromptLogprobs) -> bool:
+    def _prompt_logprobs(self, event: core.PromptLogprobsEvent) -> bool:
         message = scheduler_pb2.PromptLogprobs(first_position=event.first_position, positions=event.positions)
         return self.stream.put(scheduler_pb2.GenerateResponse(prompt_logprobs=message))
 
-    def _token(self, event: core.TokenSampled, now: float) -> bool:
+    def _token(self, event: core.TokenEvent, now: float) -> bool:
         index = event.sequence.output_index
         self._observe_token(index, now)
         response = scheduler_pb2.GenerateResponse(output_index=index)
@@ -84,7 +84,7 @@ class Generation:
             response.chunk.logprobs.append(event.token.logprobs)
         return self.stream.put(response)
 
-    def _finished(self, event: core.OutputFinished, now: float) -> bool:
+    def _finished(self, event: core.FinishedEvent, now: float) -> bool:
         sequence = event.sequence
         metrics.PREEMPTIONS.inc(sequence.num_preemptions)
         finished = scheduler_pb2.OutputFinished(
@@ -124,7 +124,7 @@ class Generation:
             total_seconds=self._since_arrival(now),
             worker_seconds=self.request.worker_seconds,
             num_preemptions=sequence.num_preemptions,
-            num_moves=sequence.num_moves,
+            num_moves=sequence.num_migrations,
         )
 
     def _since_arrival(self, time: float | None) -> float:
