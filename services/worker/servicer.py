@@ -11,7 +11,7 @@ from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from services.worker import metrics
 from services.worker.session.record import Execute, SessionRecord
-from services.worker.session.session import Session, SessionManager
+from services.worker.session.session_manager import Session, SessionManager
 from services.worker.step.model_runner import ModelRunner
 from shared.errors import Reason, ServiceError
 from shared.log import get_logger

@@ -17,7 +17,7 @@ from services.worker.step.model_runner import ModelRunner
 from shared.config import ConfigError
 from tests.qualification.grpc_worker import GrpcWorker
 from tests.support.processes import ServiceProcess, free_port, run, started
-from tests.unit.worker.steps import Generation, run_generations
+from tests.unit.worker.step.steps import Generation, run_generations
 
 BLOCK_SIZE = 16
 NUM_SESSIONS = 2

@@ -8,7 +8,7 @@ from triptych.v1 import worker_pb2
 
 from services.worker.checkpoint.loader import LoadedModel
 from services.worker.session.record import RecordError, SessionRecord, read_record
-from tests.unit.worker.steps import make_runner, sampling
+from tests.unit.worker.step.steps import make_runner, sampling
 
 
 def write_session(path: Path, step_id: int) -> None:

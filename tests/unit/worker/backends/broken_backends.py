@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.reference.attention_plan import AttentionPlan
-from services.worker.backends.reference.blocks import ReferenceAttention, ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceAttention, ReferenceBackend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage
 
