@@ -1,6 +1,6 @@
-"""`triptych replay`: runs what a worker recorded on another worker or backend, up to the first difference.
+"""`triptych replay`: executes what a worker recorded on another worker, up to the first difference.
 
-Each step is as recorded, its tokens too, so that a difference in one does not lead to those after it.
+Each step has the recorded tokens, so that a difference in one step does not cause others in later steps.
 """
 
 import asyncio
@@ -16,18 +16,17 @@ from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from services.cli.call_failure import print_failure
 from services.cli.replay_difference import first_difference
+from services.worker.session.best_logprobs import with_best_logprobs
+from services.worker.session.record import RecordError, read_record
 from shared.config import ConfigError, ListenAddress, TlsConfig
 from shared.grpc_client import create_channel
-
-# Alternatives that the replay asks for at least: those that a difference is reported with.
-_NUM_BEST = 2
 
 
 class ReplayConfig(TlsConfig):
     """What `replay` takes besides the file."""
 
     worker: ListenAddress = Field(
-        description="The worker, HOST:PORT. A scheduler that uses it is shut out, until it is restarted."
+        description="The worker, HOST:PORT. A scheduler that uses it is fenced and exits."
     )
     tolerance: float = Field(
         0.01, ge=0, description="Recorded log-probabilities that differ by no more count as equal."
@@ -44,7 +43,7 @@ class RecordedSession:
 
 
 def replay(file: str, config: ReplayConfig) -> int:
-    """Prints the first difference, or how much was equal. Exit code: 0 equal, 1 different, 2 an error."""
+    """Prints the first difference, or how much was equal. Exit code: 0 equal, 1 different, 2 error."""
     sessions = list(read_sessions(Path(file)))
     try:
         difference = asyncio.run(_replay(sessions, config))
@@ -54,18 +53,26 @@ def replay(file: str, config: ReplayConfig) -> int:
     if difference is not None:
         print(difference)
         return 1
-    steps = [result for session in sessions for _, result in session.steps]
-    num_unanswered = steps.count(None)
-    print(f"equal: {len(steps) - num_unanswered} steps, sessions: {len(sessions)}")
-    if num_unanswered:
-        print(f"{num_unanswered} had no recorded result; this worker answered them")
+    _print_equal(sessions)
     return 0
+
+
+def _print_equal(sessions: list[RecordedSession]) -> None:
+    """How much was compared, and what could not be."""
+    steps = [result for session in sessions for _, result in session.steps]
+    results = [result for result in steps if result is not None]
+    print(f"equal: {len(results)} steps, sessions: {len(sessions)}")
+    if len(results) < len(steps):
+        print(f"steps without a recorded result, executed all the same: {len(steps) - len(results)}")
+    samples = [sample for result in results for sequence in result.sequences for sample in sequence.samples]
+    num_bare = sum(sample.HasField("token_id") and not sample.HasField("logprobs") for sample in samples)
+    if num_bare:
+        bare = f"{num_bare} of {len(samples)} samples have no recorded log-probabilities"
+        print(f"{bare}: only their tokens were compared")
 
 
 def read_sessions(path: Path) -> Iterator[RecordedSession]:
     """The file's sessions. ConfigError if it is not a record, or holds none."""
-    from services.worker.session.record import RecordError, read_record
-
     session: RecordedSession | None = None
     try:
         for message in read_record(path):
@@ -106,7 +113,7 @@ async def _replay(sessions: list[RecordedSession], config: ReplayConfig) -> str 
             session_id = opened.session_id
             _check_sizes(session.opened, opened)
             for step, recorded in session.steps:
-                asking = _with_logprobs(step, opened.model_info.max_logprobs)
+                asking = with_best_logprobs(step, opened.model_info.max_logprobs)
                 replayed = (await _ask(call, worker_pb2.ExecuteRequest(step=asking))).result
                 difference = recorded and first_difference(step, recorded, replayed, config.tolerance)
                 if difference:
@@ -125,7 +132,7 @@ async def _ask(call: Any, request: worker_pb2.ExecuteRequest) -> worker_pb2.Exec
 
 
 def _check_sizes(recorded: worker_pb2.SessionOpened, opened: worker_pb2.SessionOpened) -> None:
-    """Another type or backend is what a replay is for; another vocabulary or cache cannot run the steps."""
+    """Another dtype or backend is what a replay is for; another vocabulary or cache cannot run the steps."""
     ours, theirs = opened.model_info, recorded.model_info
     for name in ("vocab_size", "block_size"):
         if getattr(ours, name) != getattr(theirs, name):
@@ -141,16 +148,3 @@ def _wrong_size(name: str, ours: types_pb2.ModelInfo, theirs: types_pb2.ModelInf
     return ConfigError(
         f"the worker's {name} is {getattr(ours, name)}; the record needs {least}{getattr(theirs, name)}"
     )
-
-
-def _with_logprobs(step: worker_pb2.Step, max_logprobs: int) -> worker_pb2.Step:
-    """The step, asking for what a difference is reported with."""
-    asking = worker_pb2.Step()
-    asking.CopyFrom(step)
-    num_best = min(_NUM_BEST, max_logprobs)
-    for sequence in asking.sequences:
-        for sampling in sequence.samplings:
-            sampling.logprobs = max(sampling.logprobs, num_best)
-        if sequence.HasField("prompt_logprobs"):
-            sequence.prompt_logprobs = max(sequence.prompt_logprobs, num_best)
-    return asking

@@ -1,8 +1,10 @@
 """Where a step's replayed result first differs from its recorded one. Pure: messages in, sentence out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from triptych.v1 import types_pb2, worker_pb2
+
+_Entries = Sequence[types_pb2.TokenLogprob]
 
 
 def first_difference(
@@ -48,20 +50,28 @@ def _outcome(sample: worker_pb2.Sample) -> str:
 def _logprobs_difference(
     recorded: types_pb2.PositionLogprobs, replayed: types_pb2.PositionLogprobs, tolerance: float
 ) -> str | None:
-    """By rank, not by id: two tokens within the tolerance may have changed places."""
-    pairs = zip(_values(recorded), _values(replayed), strict=False)
-    largest = max((abs(one - other) for one, other in pairs), default=0.0)
-    return f"log-probabilities differ by {largest:.3g}" if largest > tolerance else None
+    """The largest difference of one log-probability, if it is above the tolerance."""
+    counterparts = [(recorded.token, replayed.token)]
+    counterparts += zip(recorded.top, _counterparts(recorded.top, replayed.top), strict=False)
+    one, other = max(counterparts, key=lambda pair: abs(pair[0].logprob - pair[1].logprob))
+    if abs(one.logprob - other.logprob) <= tolerance:
+        return None
+    return f"log-probabilities differ: recorded {_described(one)}, replayed {_described(other)}"
 
 
-def _values(logprobs: types_pb2.PositionLogprobs) -> list[float]:
-    return [entry.logprob for entry in (logprobs.token, *logprobs.top)]
+def _counterparts(recorded: _Entries, replayed: _Entries) -> list[types_pb2.TokenLogprob]:
+    """For each recorded alternative the same token's, or the one of its rank.
+
+    Two tokens within the tolerance may change places, at the end of the list with one that is not in it.
+    """
+    by_id = {entry.token_id: entry for entry in replayed}
+    return [by_id.get(one.token_id, other) for one, other in zip(recorded, replayed, strict=False)]
 
 
 def _two_best(logprobs: types_pb2.PositionLogprobs) -> str:
-    best: Sequence[types_pb2.TokenLogprob] = logprobs.top[:2]
-    return f"the replay's two best there: {_listed(best)}" if best else "the replay reports no alternatives"
+    best = ", ".join(map(_described, logprobs.top[:2]))
+    return f"the replay's two best there: {best}" if best else "the replay reports no alternatives"
 
 
-def _listed(entries: Iterable[types_pb2.TokenLogprob]) -> str:
-    return ", ".join(f"token {entry.token_id} ({entry.logprob:.6f})" for entry in entries)
+def _described(entry: types_pb2.TokenLogprob) -> str:
+    return f"token {entry.token_id} ({entry.logprob:.6f})"

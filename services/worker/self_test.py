@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from triptych.v1 import worker_pb2
 
-from services.worker.backends.reference.blocks import ReferenceBackend
-from services.worker.model.blocks import Backend
+from services.worker.backends.reference.backend import ReferenceBackend
+from services.worker.model.backend import Backend
 from services.worker.model.configuration import ModelConfig, RopeConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.input_batch import InputBatch

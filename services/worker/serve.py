@@ -9,7 +9,7 @@ from time import perf_counter
 from triptych.v1 import worker_pb2, worker_pb2_grpc
 
 from services.worker import device, metrics
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from services.worker.checkpoint.progress import LoadProgress
 from services.worker.config import WorkerConfig

@@ -11,7 +11,7 @@ from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from services.worker import metrics
 from services.worker.session.record import Execute, SessionRecord
-from services.worker.session.session import Session, SessionManager
+from services.worker.session.session_manager import Session, SessionManager
 from services.worker.step.model_runner import ModelRunner
 from shared.errors import Reason, ServiceError
 from shared.log import get_logger
@@ -43,7 +43,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def model_loaded(self, runner: ModelRunner) -> None:
         """From now on sessions open."""
         self._runner = runner
-        self._execute_step = self._record.around(runner.execute) if self._record else runner.execute
+        self._execute_step = runner.execute
+        if self._record is not None:
+            self._execute_step = self._record.around(runner.execute, runner.model_info().max_logprobs)
 
     async def GetModelInfo(self, request: Any, context: Any) -> worker_pb2.GetModelInfoResponse:
         """The model, its limits and the size of the cache."""

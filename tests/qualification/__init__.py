@@ -7,7 +7,7 @@ test_fp8            FP8 checkpoints against what they mean
 test_histories      mixed batches, chunks, block tables, preemption and moves change no token
 mutants             deliberate faults in the pass, each of which these tests must catch (`make mutants`)
 
-The parts against references of a few lines in fp64 are beside their units: the router in
-unit/worker/model/test_moe.py, rope in test_rope.py, the sampler (with a chi-square test, and bitwise between
-batches) in unit/worker/test_sampler.py, its random numbers in test_philox.py.
+The parts against references of a few lines in fp64 are beside their units in tests/unit/worker: the router in
+backends/reference/test_moe.py, rope in model/test_rope.py, the sampler (with a chi-square test, and bitwise
+between batches) in sampling/test_sampler.py, its random numbers in sampling/test_philox.py.
 """

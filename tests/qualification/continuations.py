@@ -9,7 +9,7 @@ import torch
 from services.worker.checkpoint.loader import LoadedModel
 from tests.support.checkpoint_variants import SIZES
 from tests.unit.worker.sampling.sampling_reference import draw
-from tests.unit.worker.steps import Generation, all_logits
+from tests.unit.worker.step.steps import Generation, all_logits
 
 # Logits have a standard deviation of 8; fp32 leaves about 1e-4 between two orders of summation.
 TOLERANCE = 5e-4

@@ -83,7 +83,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sequences of a group swap their results",
-        "backends/reference/blocks.py",
+        "backends/reference/backend.py",
         "heads[group.rows] = self._mla.attend_mqa(*query, cache_layer, group.slots, group.positions)",
         "heads[group.rows] = self._mla.attend_mqa(*query, cache_layer, group.slots, group.positions).flip(0)",
     ),

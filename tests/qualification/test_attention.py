@@ -10,8 +10,8 @@ from torch import Tensor
 from triptych.v1 import worker_pb2
 
 from services.worker.backends.reference import attention_plan, mla
-from services.worker.backends.reference.blocks import ReferenceBackend
-from services.worker.model.blocks import AttentionBlock
+from services.worker.backends.reference.backend import ReferenceBackend
+from services.worker.model.backend import AttentionBlock
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import NULL_BLOCK, KVCache

@@ -19,7 +19,7 @@ from tests.qualification.continuations import NEAR_TIE, TOLERANCE, block_tables,
 from tests.qualification.grpc_worker import GrpcWorker
 from tests.support.checkpoint_variants import VARIANTS
 from tests.support.checkpoints import write_checkpoint
-from tests.unit.worker.steps import Executor, Generation, all_logits, make_runner, run_generations
+from tests.unit.worker.step.steps import Executor, Generation, all_logits, make_runner, run_generations
 
 NUM_TOKENS = 70
 NUM_NEW = 64

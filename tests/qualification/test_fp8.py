@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import load_checkpoint
 from tests.qualification.continuations import TOLERANCE, random_tokens
 from tests.support.checkpoints import load_with_transformers
 from tests.support.fp8_checkpoints import to_fp8, to_twin
-from tests.unit.worker.steps import all_logits
+from tests.unit.worker.step.steps import all_logits
 
 CPU = torch.device("cpu")
 # Blocks that end neither at a head's edge nor at the tensor's; the release's own, larger than these tensors.

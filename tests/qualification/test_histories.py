@@ -15,7 +15,7 @@ from services.worker.checkpoint.loader import LoadedModel
 from tests.qualification.all_workers import BLOCK_SIZE, NUM_BLOCKS
 from tests.qualification.continuations import NearTies, block_tables, random_tokens
 from tests.qualification.grpc_worker import GrpcWorker
-from tests.unit.worker.steps import Executor, Generation, advance, make_runner, run_generations
+from tests.unit.worker.step.steps import Executor, Generation, advance, make_runner, run_generations
 
 NAMES = ("v2_plain", "v2_grouped_yarn", "v3_grouped_yarn", "v3_no_shared_experts")
 NUM_NEW = 24

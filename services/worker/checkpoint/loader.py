@@ -18,7 +18,7 @@ from torch import Tensor
 from services.worker.checkpoint.files import files_of
 from services.worker.checkpoint.fingerprint import ModelFingerprint
 from services.worker.checkpoint.fp8 import SCALE_SUFFIX, dequantise
-from services.worker.model.blocks import Backend
+from services.worker.model.backend import Backend
 from services.worker.model.configuration import CheckpointError, ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage, Weights

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.worker.model.configuration_fields import CheckpointError, Fields, read_json
+from services.worker.model.json_fields import CheckpointError, Fields, read_json
 
 __all__ = ["CheckpointError", "ModelConfig", "RopeConfig"]
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.worker.model.blocks import Backend
+from services.worker.model.backend import Backend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import KVCache

@@ -1,8 +1,7 @@
-"""The file of --record: what a worker was asked and what it answered, as RecordedMessages of worker.proto.
+"""The file of --record: what a worker was asked and what it computed, as RecordedMessages of worker.proto.
 
-Each entry goes to the kernel in one write before anything follows from it, so that a step that ends the
-process is in the file. An entry that a full disk or a power cut left half written is dropped when the next
-worker opens the file.
+Each entry is written before anything follows from it, so that a step that ends the process is in the file.
+An entry that a full disk or a power failure left incomplete is dropped when the next worker opens the file.
 """
 
 import fcntl
@@ -16,6 +15,8 @@ from google.protobuf import proto
 from google.protobuf.message import DecodeError
 from triptych.v1 import worker_pb2
 
+from services.worker.session.best_logprobs import with_best_logprobs, without_best_logprobs
+
 Execute = Callable[[worker_pb2.Step], worker_pb2.StepResult]
 
 
@@ -24,12 +25,12 @@ class RecordError(Exception):
 
 
 class SessionRecord:
-    """Appends to a file. One worker at a time, which opens one session at a time."""
+    """Appends to a file, which one worker at a time may hold open."""
 
     def __init__(self, path: Path) -> None:
         """Raises RecordError if it cannot be written, is something else, or another worker writes it."""
         try:
-            # What it holds, prompts too, is for its owner alone.
+            # It holds prompts: readable by its owner only.
             self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -44,19 +45,21 @@ class SessionRecord:
         self._append(worker_pb2.RecordedMessage(open=asked))
         self._append(worker_pb2.RecordedMessage(opened=answered))
 
-    def around(self, execute: Execute) -> Execute:
-        """The same function, whose steps and results are recorded."""
+    def around(self, execute: Execute, max_logprobs: int) -> Execute:
+        """The same function, whose steps and results are recorded: results with the best log-probabilities.
+
+        max_logprobs: the most that a step may ask `execute` for.
+        """
 
         def execute_and_record(step: worker_pb2.Step) -> worker_pb2.StepResult:
             self._append(worker_pb2.RecordedMessage(step=step))
-            result = execute(step)
+            result = execute(with_best_logprobs(step, max_logprobs))
             self._append(worker_pb2.RecordedMessage(result=result))
-            return result
+            return without_best_logprobs(step, result)
 
         return execute_and_record
 
     def close(self) -> None:
-        """Another worker may write the file."""
         os.close(self._descriptor)
 
     def _append(self, message: worker_pb2.RecordedMessage) -> None:
@@ -68,7 +71,7 @@ class SessionRecord:
 
 
 def read_record(path: Path) -> Iterator[worker_pb2.RecordedMessage]:
-    """The entries, without one at the end that is half written. RecordError for what is no such file."""
+    """The entries, without an incomplete one at the end. RecordError if the file is something else."""
     return (entry for entry, _ in _entries(path))
 
 

@@ -18,8 +18,8 @@ from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import KVCache, bytes_per_block
 from services.worker.sampling.logprobs import finite, position_logprobs
 from services.worker.sampling.sampler import sample
-from services.worker.step.checks import StepLimits, check_step
 from services.worker.step.poison import CachePoison
+from services.worker.step.step_checks import StepLimits, check_step
 from shared.errors import Reason, ServiceError
 
 # Most alternatives per position; more would be noise, and megabytes.

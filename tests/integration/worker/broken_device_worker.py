@@ -2,7 +2,7 @@
 
 from services.cli.main import main
 from services.worker import self_test, serve
-from tests.unit.worker.broken_backends import BROKEN, BrokenBackend
+from tests.unit.worker.backends.broken_backends import BROKEN, BrokenBackend
 
 if __name__ == "__main__":
     self_test.TRUSTED_DEVICE = "the cpu of another machine"

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 
 from services.worker import serve
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import load_checkpoint
 from services.worker.config import WorkerConfig
 from services.worker.step.model_runner import ModelRunner

@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import pytest
 from google.protobuf import proto
 from triptych.v1 import worker_pb2
 
-from services.cli.replay import read_sessions
+from services.cli.replay import ReplayConfig, read_sessions, replay
 from services.cli.replay_difference import first_difference
-from services.worker.session.record import read_record
+from services.worker.session.record import SessionRecord, read_record
+from services.worker.step.model_runner import ModelRunner
 from shared.config import ConfigError
 from tests.qualification.grpc_worker import GrpcWorker
 from tests.support.processes import ServiceProcess, free_port, run, started
-from tests.unit.worker.steps import Generation, run_generations
+from tests.unit.worker.step.steps import Generation, run_generations
 
 BLOCK_SIZE = 16
 NUM_SESSIONS = 2
@@ -48,6 +50,10 @@ def write(path: Path, messages: list[worker_pb2.RecordedMessage]) -> Path:
     return path
 
 
+def samples_of(results: list[worker_pb2.StepResult]) -> list[worker_pb2.Sample]:
+    return [sample for result in results for sequence in result.sequences for sample in sequence.samples]
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a worker wrote before it was killed."""
@@ -78,6 +84,8 @@ def test_a_record_runs_on_another_worker_and_gives_the_same(
 ) -> None:
     kinds = [message.WhichOneof("message") for message in read_record(record)]
     num_steps = kinds.count("step")
+    results = [message.result for message in read_record(record) if message.HasField("result")]
+    assert all(len(sample.logprobs.top) == 2 for sample in samples_of(results))
     assert kinds == (["open", "opened"] + ["step", "result"] * (num_steps // 2)) * NUM_SESSIONS
     for _ in range(2):
         done = run("replay", str(record), "--worker", str(other_worker.address))
@@ -100,6 +108,72 @@ def test_the_first_difference_is_reported_with_the_two_best(
     assert done.stdout.startswith(f"{expected}the replay's two best there: token {token_id - 1} (")
 
 
+@pytest.fixture(scope="module")
+def weak_worker() -> Iterator[ServiceProcess]:
+    """Another worker, whose attention is wrong by so little that it chooses the same tokens."""
+    module = "tests.integration.worker.weak_attention_worker"
+    with started("worker", "--num-blocks", "64", "--threads", "1", module=module) as worker:
+        worker.wait_until_ready()
+        yield worker
+
+
+class RecordingRunner:
+    """Executes steps as a worker with --record does, in this process."""
+
+    def __init__(self, runner: ModelRunner, record: SessionRecord) -> None:
+        model_info = runner.model_info()
+        record.opened(worker_pb2.OpenSession(generation=1), worker_pb2.SessionOpened(model_info=model_info))
+        self._execute = record.around(runner.execute, model_info.max_logprobs)
+        self._num_steps = 0
+
+    def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
+        self._num_steps += 1
+        return self._execute(worker_pb2.Step(step_id=self._num_steps, sequences=step.sequences))
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"logprobs": 3}], ids=["none", "its own", "three"])
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "seed": 4}], ids=["greedy", "sampled"])
+def test_subtly_wrong_attention_is_reported_though_all_tokens_are_equal(
+    model_runner: ModelRunner,
+    weak_worker: ServiceProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    how: dict[str, float],
+    asked: dict[str, int],
+) -> None:
+    record = SessionRecord(tmp_path / "record")
+    generation = Generation(1, list(range(40)), 6, 16, [3, 2, 1], params={**how, **asked})
+    run_generations(RecordingRunner(model_runner, record), [generation], block_size=BLOCK_SIZE)
+    record.close()
+
+    def replayed(**flags: float) -> tuple[int, str]:
+        config = ReplayConfig(worker=weak_worker.address, **flags)
+        return replay(str(tmp_path / "record"), config), capsys.readouterr().out
+
+    assert replayed(tolerance=100.0) == (0, "equal: 8 steps, sessions: 1\n")
+    code, difference = replayed()
+    value = r"token \d+ \(-\d\.\d{6}\)"
+    values = f"recorded {value}, replayed {value}"
+    assert re.match(rf"step 3, sequence 1, position 40: log-probabilities differ: {values}; ", difference)
+    assert code == 1
+
+
+def test_a_record_without_log_probabilities_compares_tokens_and_says_so(
+    record: Path, other_worker: ServiceProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = list(read_record(record))
+    samples = samples_of([message.result for message in messages if message.HasField("result")])
+    for sample in samples:
+        sample.ClearField("logprobs")
+    old = write(tmp_path / "old", messages)
+    config = ReplayConfig(worker=other_worker.address)
+    assert replay(str(old), config) == 0
+    bare = f"{len(samples)} of {len(samples)} samples have no recorded log-probabilities"
+    assert capsys.readouterr().out.splitlines()[1:] == [f"{bare}: only their tokens were compared"]
+    samples[-1].token_id += 1
+    assert replay(str(write(tmp_path / "old", messages)), config) == 1
+
+
 def test_a_step_that_was_not_answered_is_run_all_the_same(
     record: Path, other_worker: ServiceProcess, tmp_path: Path
 ) -> None:
@@ -108,7 +182,7 @@ def test_a_step_that_was_not_answered_is_run_all_the_same(
         file.write(b"\xff\xff\x03half of an entry")
     done = run("replay", str(cut), "--worker", str(other_worker.address))
     assert done.returncode == 0
-    assert "1 had no recorded result" in done.stdout
+    assert "steps without a recorded result, executed all the same: 1\n" in done.stdout
 
 
 def test_a_file_that_is_no_record_is_refused_and_left_alone(record: Path, tmp_path: Path) -> None:
@@ -156,6 +230,17 @@ def shift_logprob(result: worker_pb2.StepResult) -> None:
     result.sequences[1].samples[0].logprobs.top[0].logprob -= 0.02
 
 
+def swap_best(result: worker_pb2.StepResult) -> None:
+    best, rival = result.sequences[1].samples[0].logprobs.top
+    best.token_id, rival.token_id = rival.token_id, best.token_id
+
+
+def replace_near_tie(result: worker_pb2.StepResult) -> None:
+    """The rival is another token, as likely but for the tolerance."""
+    rival = result.sequences[1].samples[0].logprobs.top[1]
+    rival.token_id, rival.logprob = 9, rival.logprob + 0.009
+
+
 def shift_prompt_logprob(result: worker_pb2.StepResult) -> None:
     result.sequences[1].prompt_logprobs[1].token.logprob += 0.02
 
@@ -165,10 +250,20 @@ def shift_prompt_logprob(result: worker_pb2.StepResult) -> None:
     [
         (lambda result: None, None),
         (fail_sample, "step 3, sequence 7, position 12: recorded SAMPLE_ERROR_REASON_LOGITS_NOT_FINITE, "),
-        (shift_logprob, "step 3, sequence 8 (request r), position 3: log-probabilities differ by 0.02; "),
+        (
+            shift_logprob,
+            "step 3, sequence 8 (request r), position 3: log-probabilities differ: "
+            "recorded token 0 (-0.220000), replayed token 0 (-0.200000); ",
+        ),
+        (
+            swap_best,
+            "step 3, sequence 8 (request r), position 3: log-probabilities differ: "
+            "recorded token 1 (-0.200000), replayed token 1 (-3.000000); ",
+        ),
+        (replace_near_tie, None),
         (shift_prompt_logprob, "step 3, sequence 8 (request r), prompt position 2: log-probabilities differ"),
     ],
-    ids=["none", "an error", "a log-probability", "one of the prompt's"],
+    ids=["none", "an error", "a log-probability", "changed places", "a near-tie", "one of the prompt's"],
 )
 def test_every_kind_of_difference_is_found(change: Change, expected: str | None) -> None:
     def logprobs(*values: float) -> worker_pb2.Sample:

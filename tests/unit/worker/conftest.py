@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from tests.support.checkpoint_variants import VARIANTS
 from tests.support.checkpoints import load_with_transformers, write_checkpoint

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from services.worker import self_test
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.self_test import SelfTestError, check_device
-from tests.unit.worker.broken_backends import BROKEN, BrokenBackend
+from tests.unit.worker.backends.broken_backends import BROKEN, BrokenBackend
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from services.worker.backends.reference import mla
 from services.worker.backends.reference.attention_plan import is_mha_cheaper
 from services.worker.checkpoint.loader import LoadedModel
 from tests.support.checkpoint_variants import VARIANTS
-from tests.unit.worker.steps import Generation, make_runner, run_generations
+from tests.unit.worker.step.steps import Generation, make_runner, run_generations
 
 # What a kernel may be registered for, and then runs on MPS.
 KEYS = (

@@ -9,7 +9,7 @@ if __name__ == "__main__":
     tune_process()
     import torch
 
-    from services.worker.backends.reference.blocks import ReferenceBackend
+    from services.worker.backends.reference.backend import ReferenceBackend
     from services.worker.checkpoint.loader import load_checkpoint
     from tests.unit.worker.memory import report_peak
 

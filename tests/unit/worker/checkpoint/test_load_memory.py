@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage
 from tests.support.fp8_checkpoints import to_fp8
+from tests.unit.worker.checkpoint.zero_checkpoint import write_zeros
 from tests.unit.worker.memory import peak_mib
-from tests.unit.worker.zero_checkpoint import write_zeros
 
 MIB = 2**20
 # Beside weights and shard: the tensor in hand, buffers of the allocator, pages of code that run for once.

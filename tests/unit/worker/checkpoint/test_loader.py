@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
 from services.worker.model.configuration import CheckpointError
 from tests.support.fp8_checkpoints import to_fp8, to_twin
-from tests.unit.worker.steps import all_logits
+from tests.unit.worker.step.steps import all_logits
 
 INDEX = "model.safetensors.index.json"
 NORM = "model.norm.weight"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
-from tests.unit.worker.steps import all_logits
+from tests.unit.worker.step.steps import all_logits
 
 
 def test_bfloat16_weights_stay_close_to_fp32(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import load_checkpoint
 from services.worker.model.configuration import ModelConfig, RopeConfig
 

@@ -10,7 +10,7 @@ from triptych.v1 import worker_pb2
 from services.worker.sampling import sampler
 from services.worker.sampling.sampler import sample
 from tests.unit.worker.sampling.sampling_reference import distribution, draw
-from tests.unit.worker.steps import sampling
+from tests.unit.worker.step.steps import sampling
 
 VOCAB_SIZE = 300
 # Where a draw is this close to a boundary, fp32 and fp64 may disagree.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from services.worker.sampling.philox import uniform
 from services.worker.sampling.whole_row import RankedRow, draw_from_row
 from tests.unit.worker.sampling.sampling_reference import draw
-from tests.unit.worker.steps import sampling
+from tests.unit.worker.step.steps import sampling
 
 ROWS = {
     "normal": np.random.default_rng(1).normal(size=5000),

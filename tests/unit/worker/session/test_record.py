@@ -1,17 +1,20 @@
 """The file of --record: appended to across workers, whole entries only, and nobody else's file is touched."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from triptych.v1 import worker_pb2
 
+from services.worker.checkpoint.loader import LoadedModel
 from services.worker.session.record import RecordError, SessionRecord, read_record
+from tests.unit.worker.step.steps import make_runner, sampling
 
 
 def write_session(path: Path, step_id: int) -> None:
     record = SessionRecord(path)
     record.opened(worker_pb2.OpenSession(generation=step_id), worker_pb2.SessionOpened(session_id="s"))
-    execute = record.around(lambda step: worker_pb2.StepResult(step_id=step.step_id))
+    execute = record.around(lambda step: worker_pb2.StepResult(step_id=step.step_id), max_logprobs=20)
     assert execute(worker_pb2.Step(step_id=step_id)).step_id == step_id
     record.close()
 
@@ -41,7 +44,7 @@ def test_a_step_is_in_the_file_before_it_is_executed(tmp_path: Path) -> None:
         raise RuntimeError("as if the process died")
 
     with pytest.raises(RuntimeError):
-        record.around(execute)(worker_pb2.Step(step_id=1))
+        record.around(execute, max_logprobs=20)(worker_pb2.Step(step_id=1))
     record.close()
     assert seen == [["step"]]
 
@@ -80,3 +83,37 @@ def test_one_worker_at_a_time_writes_a_record_that_only_its_owner_reads(tmp_path
     first.close()
     SessionRecord(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_record_has_the_two_best_of_every_sample_and_the_caller_what_it_asked_for(
+    tmp_path: Path, load_model: Callable[[str], LoadedModel]
+) -> None:
+    asked = [{}, {"logprobs": 0}, {"logprobs": 1}, {"logprobs": 5}, {"temperature": 1.0, "seed": 3}]
+    banned = sampling(banned_token_ids=range(load_model("v2_plain").config.vocab_size))
+    step = worker_pb2.Step(
+        step_id=1,
+        sequences=[
+            {
+                "sequence_key": 1,
+                "token_ids": [5, 6, 7],
+                "block_ids": [1],
+                "samplings": [*(sampling(query_index=2, **values) for values in asked), banned],
+            },
+            {"sequence_key": 2, "token_ids": [8, 9, 10], "block_ids": [2], "prompt_logprobs": 1},
+            {"sequence_key": 3, "token_ids": [8, 9], "block_ids": [3], "prompt_logprobs": 0},
+        ],
+    )
+    original = worker_pb2.Step()
+    original.CopyFrom(step)
+    runner = make_runner(load_model("v2_plain"))
+    plain = runner.execute(step)
+    record = SessionRecord(tmp_path / "record")
+    answer = record.around(runner.execute, runner.model_info().max_logprobs)(step)
+    record.close()
+    assert list(answer.sequences) == list(plain.sequences)
+    recorded_step, recorded = read_record(tmp_path / "record")
+    assert step == recorded_step.step == original
+    samples = recorded.result.sequences[0].samples
+    assert [len(sample.logprobs.top) for sample in samples] == [2, 2, 2, 5, 2, 0]
+    assert [len(logprobs.top) for logprobs in recorded.result.sequences[1].prompt_logprobs] == [2, 2]
+    assert [sample.token_id for sample in samples] == [s.token_id for s in plain.sequences[0].samples]

@@ -12,7 +12,7 @@ from services.worker.checkpoint.loader import LoadedModel
 from services.worker.step import model_runner
 from services.worker.step.model_runner import ModelRunner
 from shared.errors import Reason, ServiceError
-from tests.unit.worker.steps import all_logits, make_runner, sampling
+from tests.unit.worker.step.steps import all_logits, make_runner, sampling
 
 BLOCK_SIZE = 4
 PROMPT = [random.Random(5).randrange(199) for _ in range(30)]

@@ -8,7 +8,7 @@ import torch
 from services.worker.backends.reference import attention_plan
 from services.worker.checkpoint.loader import LoadedModel
 from services.worker.step.model_runner import ModelRunner
-from tests.unit.worker.steps import Generation, run_generations
+from tests.unit.worker.step.steps import Generation, run_generations
 
 BLOCK_SIZE = 4
 

@@ -13,11 +13,11 @@ if __name__ == "__main__":
     import torch
     from triptych.v1 import worker_pb2
 
-    from services.worker.backends.reference.blocks import ReferenceBackend
+    from services.worker.backends.reference.backend import ReferenceBackend
     from services.worker.checkpoint.loader import load_checkpoint
     from services.worker.step.model_runner import ModelRunner
     from tests.unit.worker.memory import report_peak
-    from tests.unit.worker.steps import Generation, run_generations
+    from tests.unit.worker.step.steps import Generation, run_generations
 
     num_tokens = int(sys.argv[2])
     loaded = load_checkpoint(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from services.worker.backends.reference.blocks import ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage

@@ -1,4 +1,4 @@
-"""Backends whose attention is wrong in the ways that were seen on Apple's MPS (pitfall M10)."""
+"""Backends whose attention is wrong: in the ways that were seen on Apple's MPS (pitfall M10), and subtly."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.worker.backends.reference.attention_plan import AttentionPlan
-from services.worker.backends.reference.blocks import ReferenceAttention, ReferenceBackend
+from services.worker.backends.reference.backend import ReferenceAttention, ReferenceBackend
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.layers import Storage
 
@@ -60,6 +60,12 @@ def give_another_width(result: Tensor, hidden: Tensor, plan: AttentionPlan) -> T
     return result[:, :-1]
 
 
+def weaken(result: Tensor, hidden: Tensor, plan: AttentionPlan) -> Tensor:
+    """What attention adds is 2 % too small: log-probabilities differ, and rarely a token."""
+    return torch.lerp(hidden, result, 0.98)
+
+
+# What the self-test of a device must refuse.
 BROKEN: dict[str, Break] = {
     "a causal leak": leak_the_future,
     "a lost decode": lose_a_decode,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import worker_pb2
 
-from services.worker.step.checks import StepLimits, check_step
+from services.worker.step.step_checks import StepLimits, check_step
 from shared.errors import Reason, ServiceError
-from tests.unit.worker.steps import sampling
+from tests.unit.worker.step.steps import sampling
 
 LIMITS = StepLimits(
     vocab_size=100, num_blocks=10, block_size=4, max_num_batched_tokens=20, max_model_len=30, max_logprobs=5

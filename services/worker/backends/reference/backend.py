@@ -5,7 +5,7 @@ from torch import Tensor
 from services.worker.backends.reference.attention_plan import AttentionPlan, plan_attention
 from services.worker.backends.reference.mla import Mla
 from services.worker.backends.reference.moe import Moe
-from services.worker.model.blocks import AttentionBlock, Backend, FeedForwardBlock
+from services.worker.model.backend import AttentionBlock, Backend, FeedForwardBlock
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import write_rows

@@ -4,7 +4,7 @@ import math
 
 from triptych.v1 import worker_pb2
 
-from services.worker.step.errors import check_ids, check_range, malformed
+from services.worker.step.malformed import check_ids, check_range, malformed
 
 
 def check_sampling(field: str, sampling: worker_pb2.SamplingStep, vocab_size: int, max_logprobs: int) -> None:

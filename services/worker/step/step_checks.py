@@ -9,8 +9,8 @@ import numpy as np
 from triptych.v1 import worker_pb2
 
 from services.worker.model.kv_cache import NULL_BLOCK
-from services.worker.sampling.checks import check_sampling
-from services.worker.step.errors import check_ids, check_range, malformed
+from services.worker.step.malformed import check_ids, check_range, malformed
+from services.worker.step.sampling_checks import check_sampling
 
 
 @dataclass(frozen=True)
