@@ -143,7 +143,8 @@ class Requests:
     def _scalar(self, field: FieldDescriptor) -> Any:
         kinds = FieldDescriptor
         if field.cpp_type == kinds.CPPTYPE_STRING:
-            return "".join(self._random.choices(_TEXTS, k=self._random.choice([1, 1, 1, 2])))
+            text = "".join(self._random.choices(_TEXTS, k=self._random.choice([1, 1, 1, 2])))
+            return text.encode() if field.type == kinds.TYPE_BYTES else text
         if field.cpp_type in (kinds.CPPTYPE_FLOAT, kinds.CPPTYPE_DOUBLE):
             return self._random.choice(_FLOATS)
         if field.cpp_type == kinds.CPPTYPE_BOOL:
