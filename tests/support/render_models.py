@@ -26,7 +26,7 @@ TEMPLATES = {
 }
 _MARKER = re.compile(r"<｜[^<>{}]+｜>|<\|[a-z_]+\|>|</?[a-z_]+>|\[gMASK\]")
 # Those that iterate over a call's arguments; the others print them as text.
-TEMPLATES_WITH_MAPPINGS = frozenset({"glm_4_7_flash"})
+TEMPLATES_WITH_MAPPINGS = frozenset({"deepseek_v3_2", "glm_4_7_flash"})
 # Those that know no tools.
 TEMPLATES_WITHOUT_TOOLS = frozenset({"deepseek_v2"})
 

@@ -6,14 +6,16 @@ integers, nothing added. Errors name the field by its path.
 
 import re
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from triptych.v1 import render_pb2
 
 from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
-from services.render.request.tool_arguments import ToolArguments
 from shared.errors import Reason, ServiceError, out_of_range
+
+_CONTINUED_FIELDS = ("content", "reasoning_content")
 
 # More than any model's context holds. Reading and writing JSON keeps the interpreter's lock, in which nothing
 # else runs: 30 to 60 ms for so much.
@@ -32,7 +34,8 @@ class Conversation:
     # Further template variables.
     variables: dict[str, Any]
     add_generation_prompt: bool
-    continue_final_message: bool
+    # The field of the last message that stays open, to be continued; empty: none does.
+    continued_field: str = ""
 
 
 def read_conversation(
@@ -46,6 +49,7 @@ def read_conversation(
         raise out_of_range(f"{prefix}messages", "empty", "at least one message")
     if request.continue_final_message and request.add_generation_prompt:
         raise out_of_range(f"{prefix}add_generation_prompt", True, "false with continue_final_message")
+    continued_field = _read_continued_field(request, prefix)
     wants_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
     return Conversation(
         messages=[
@@ -56,9 +60,19 @@ def read_conversation(
         variables=_read_variables(
             request.chat_template_kwargs_json, reserved_names, f"{prefix}chat_template_kwargs_json"
         ),
-        add_generation_prompt=wants_prompt and not request.continue_final_message,
-        continue_final_message=request.continue_final_message,
+        add_generation_prompt=wants_prompt and not continued_field,
+        continued_field=continued_field,
     )
+
+
+def _read_continued_field(request: render_pb2.RenderChatRequest, prefix: str) -> str:
+    name = request.continue_final_message_field
+    field = f"{prefix}continue_final_message_field"
+    if name not in ("", *_CONTINUED_FIELDS):
+        raise out_of_range(field, name, " or ".join(_CONTINUED_FIELDS))
+    if name and not request.continue_final_message:
+        raise out_of_range(field, name, "unset without continue_final_message")
+    return (name or "content") if request.continue_final_message else ""
 
 
 def _read_message(message: render_pb2.ChatMessage, field: str) -> dict[str, Any]:
@@ -94,9 +108,13 @@ def _read_message(message: render_pb2.ChatMessage, field: str) -> dict[str, Any]
 def _read_tool_call(call: render_pb2.ToolCall, field: str) -> dict[str, Any]:
     if not call.name:
         raise out_of_range(f"{field}.name", "empty", "the function's name")
-    _check_size(len(call.arguments_json), f"{field}.arguments_json")
-    arguments = ToolArguments(call.arguments_json)
-    _refuse_surrogates(call.arguments_json, arguments, f"{field}.arguments_json")
+    arguments = call.arguments_json
+    _check_size(len(arguments), f"{field}.arguments_json")
+    if arguments.strip() in ("", "null"):
+        arguments = "{}"
+    if _SURROGATE_ESCAPE.search(arguments):
+        with suppress(ValueError):  # what is no JSON is passed on as it is
+            _refuse_surrogates(arguments, read_json(arguments), f"{field}.arguments_json")
     values: dict[str, Any] = {"id": call.id} if call.id else {}
     return {**values, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 

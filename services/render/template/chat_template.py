@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import jinja2
 
 from services.render.model_folder import DEFAULT_TEMPLATE
-from services.render.request.content_parts import PROBE_MESSAGES, join_parts, shows_parts
 from services.render.request.conversation import Conversation
+from services.render.template.capabilities import Capabilities, Message, probe
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
+from services.render.template.messages import REASONING_NAMES, messages_for
 from services.render.template.time_limit import time_limit
 from services.render.template.trusted import joined, mask_of, trusted
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt
@@ -24,6 +24,9 @@ TOOL_TEMPLATE = "tool_use"
 # Marks where the last message ends. Private-use characters: no ordinary text holds them. The space at the
 # end shows whether the template trims.
 _END_MARK = "\ue0f0end\ue0f1 "
+
+# Around the reasoning in a model's output.
+_REASONING_BEGIN, _REASONING_END = "<think>", "</think>"
 
 # A role that is no more than a name is trusted.
 _PLAIN_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -62,7 +65,6 @@ class ChatTemplate:
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._compiled = {name: self._compile(name, source) for name, source in sources.items()}
-        self._known_to_read_parts: dict[CompiledTemplate, bool] = {}
         # Special tokens that a template reads, and that are not set.
         self.unset_special_tokens = {
             name
@@ -72,6 +74,12 @@ class ChatTemplate:
         }
         # Variables that a caller may not set.
         self.reserved_names = _SET_HERE | self._environment.globals.keys() | special_tokens.keys()
+        # By the template's name.
+        self.capabilities = {
+            name: self._probe(self._compiled[name], always_with_tools=name == TOOL_TEMPLATE)
+            for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
+            if name in self._compiled
+        }
 
     def render(self, conversation: Conversation, prefix: str = "") -> Prompt:
         """prefix: of field paths.
@@ -83,33 +91,20 @@ class ChatTemplate:
         return self._control_tokens.cut(str.__str__(text), mask_of(text))
 
     def _render(self, conversation: Conversation, prefix: str) -> str:
-        compiled = self._choose(bool(conversation.tools))
-        if conversation.tools and "tools" not in compiled.names:
-            raise ServiceError(
-                Reason.TOOLS_UNSUPPORTED,
-                "the model's chat template ignores tools",
-                field=f"{prefix}tools_json",
-            )
-        has_parts = any(isinstance(message["content"], list) for message in conversation.messages)
-        if has_parts and not self._reads_parts(compiled):
-            conversation = replace(conversation, messages=join_parts(conversation.messages, prefix))
-        if conversation.continue_final_message:
-            return self._render_open(compiled, conversation, prefix)
-        return self._run(compiled, conversation, conversation.messages, prefix)
+        name = self._choose(bool(conversation.tools))
+        messages = messages_for(self.capabilities[name], conversation, prefix)
+        if conversation.continued_field:
+            return self._render_open(self._compiled[name], conversation, messages, prefix)
+        return self._run(self._compiled[name], conversation, messages, prefix)
 
-    def _reads_parts(self, compiled: CompiledTemplate) -> bool:
-        """Found out once, with the first conversation that has parts."""
-        if (known := self._known_to_read_parts.get(compiled)) is not None:
-            return known
-        probe = Conversation(
-            PROBE_MESSAGES, [], {}, add_generation_prompt=False, continue_final_message=False
-        )
-        try:
-            reads = shows_parts(self._run(compiled, probe, probe.messages, ""))
-        except ServiceError:
-            reads = False
-        self._known_to_read_parts[compiled] = reads
-        return reads
+    def _probe(self, compiled: CompiledTemplate, *, always_with_tools: bool) -> Capabilities:
+        def render(messages: list[Message], tools: list[Message]) -> str:
+            conversation = Conversation(messages, tools, {}, add_generation_prompt=False)
+            return str.__str__(self._run(compiled, conversation, messages, ""))
+
+        # All probes together: an endless loop is not waited for again and again.
+        with time_limit(self._max_seconds, jinja2.TemplateError("the template ran for too long")):
+            return probe(render, compiled.words, always_with_tools=always_with_tools)
 
     def _compile(self, name: str, source: str) -> CompiledTemplate:
         try:
@@ -117,11 +112,11 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template {name!r}, line {error.lineno}: {error.message}") from None
 
-    def _choose(self, has_tools: bool) -> CompiledTemplate:
+    def _choose(self, has_tools: bool) -> str:
         names = [TOOL_TEMPLATE, DEFAULT_TEMPLATE] if has_tools else [DEFAULT_TEMPLATE]
         for name in names:
             if name in self._compiled:
-                return self._compiled[name]
+                return name
         raise ServiceError(
             Reason.NO_CHAT_TEMPLATE,
             "the model's folder has no chat template, as chat_template.jinja or in tokenizer_config.json"
@@ -135,7 +130,6 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         prefix: str,
     ) -> str:
-        messages = list(map(_with_reasoning, messages))
         # Such as `<|im_` + role + `|>`: a plain name completes the token.
         roles = {role: self._trust_role(role) for role in {message["role"] for message in messages}}
         messages = [{**message, "role": roles[message["role"]]} for message in messages]
@@ -165,13 +159,23 @@ class ChatTemplate:
         is_plain = _PLAIN_ROLE.fullmatch(role) and not self._control_tokens.has_any(role)
         return trusted(role) if is_plain else role
 
-    def _render_open(self, compiled: CompiledTemplate, conversation: Conversation, prefix: str) -> str:
-        """Renders with a mark at the end of the last message, and cuts there."""
-        *earlier, last = conversation.messages
-        continued, marked_content = _with_mark(last["content"])
+    def _render_open(
+        self, compiled: CompiledTemplate, conversation: Conversation, messages: list[Message], prefix: str
+    ) -> str:
+        """Renders with a mark at the end of the last message's field, and cuts there."""
+        *earlier, last = messages
+        field = conversation.continued_field
+        # A message without content may have got an empty one.
+        original = conversation.messages[-1].get(field) if field == "content" else last.get(field)
+        continued, marked = (None, None) if original is None else _with_mark(last[field])
         if continued is None:
-            raise out_of_range(f"{prefix}continue_final_message", True, "only if the last message has text")
-        text = self._run(compiled, conversation, [*earlier, {**last, "content": marked_content}], prefix)
+            raise out_of_range(
+                f"{prefix}continue_final_message", True, f"only if the last message has {field}"
+            )
+        last = {**last, field: self._with_own_tag(marked) if field == "content" else marked}
+        if field != "content":  # under whatever name the template reads it
+            last |= {name: marked for name in REASONING_NAMES if last.get(name) == continued}
+        text = self._run(compiled, conversation, [*earlier, last], prefix)
         mark = _END_MARK.strip()
         end = text.rfind(mark)
         if end < 0 or continued.strip() not in text[:end]:
@@ -181,11 +185,21 @@ class ChatTemplate:
         before = text[:end].replace(mark if is_trimmed else _END_MARK, "")
         return before.rstrip() if is_trimmed else before
 
+    def _with_own_tag(self, content: Any) -> Any:
+        """Content that opens reasoning and leaves it open is the model's own output: the tag is its token."""
+        if (
+            isinstance(content, str)
+            and content.startswith(_REASONING_BEGIN)
+            and _REASONING_END not in content
+        ):
+            return trusted(_REASONING_BEGIN) + content.removeprefix(_REASONING_BEGIN)
+        return content
+
 
 def _with_mark(content: Any) -> tuple[str | None, Any]:
     """The text to continue, and the content with the mark after it. None if there is no text.
 
-    Of a list of parts, that of the last part which has one, as with Hugging Face.
+    Of a list of parts, that of the last part which has one, as with transformers.
     """
     if isinstance(content, str):
         return content, content + _END_MARK
@@ -195,15 +209,6 @@ def _with_mark(content: Any) -> tuple[str | None, Any]:
                 marked = {**part, "text": text + _END_MARK}
                 return text, [*content[:index], marked, *content[index + 1 :]]
     return None, content
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Under each name that templates read it by, as Hugging Face does."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _place_of(error: BaseException) -> str:

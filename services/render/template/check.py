@@ -6,7 +6,6 @@ from typing import Any
 
 from services.render.model_folder import ModelFolder
 from services.render.request.conversation import Conversation
-from services.render.request.tool_arguments import ToolArguments
 from services.render.template.chat_template import ChatTemplate
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from shared.config import ConfigError
@@ -15,7 +14,7 @@ from shared.errors import ServiceError
 _CALL = {
     "id": "functions.f:0",
     "type": "function",
-    "function": {"name": "f", "arguments": ToolArguments('{"a": "b"}')},
+    "function": {"name": "f", "arguments": '{"a": "b"}'},
 }
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 _TOOLS: tuple[list[dict[str, Any]], ...] = ([], [_TOOL])
@@ -68,7 +67,7 @@ def _harmless_conversations() -> Iterator[Conversation]:
         [user, answer],
     )
     for messages, tools, variables, is_open in product(conversations, _TOOLS, _VARIABLES, (True, False)):
-        yield Conversation(messages, tools, variables, is_open, continue_final_message=False)
+        yield Conversation(messages, tools, variables, is_open)
 
 
 def _message(role: str, content: str | None, **more: Any) -> dict[str, Any]:

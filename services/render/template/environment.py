@@ -6,6 +6,7 @@ Jinja's immutable sandbox, and every turn of a loop and every call of a macro lo
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
@@ -20,7 +21,6 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from markupsafe import soft_str
 
-from services.render.request.tool_arguments import is_text
 from services.render.template.time_limit import check_clock
 from services.render.template.trusted import (
     CONCAT,
@@ -37,12 +37,17 @@ from services.render.tokenizer.control_tokens import ControlTokens
 MAX_CHARS = 64 * 1024 * 1024
 
 
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
+
+
 class CompiledTemplate(NamedTuple):
     """A template, ready to render, and what its source tells."""
 
     template: jinja2.Template
     # The variables it reads.
     names: frozenset[str]
+    # Its string literals that could be the name of a role.
+    words: frozenset[str]
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -65,7 +70,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["replace"] = _replace
         self.filters["safe"] = lambda value: value if isinstance(value, Trusted) else do_mark_safe(value)
         self.filters["tojson"] = _to_json
-        self.tests["string"] = is_text
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)
 
@@ -73,6 +77,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """Raises jinja2.TemplateSyntaxError."""
         tree = self.parse(source)
         names = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
+        constants = (node.value for node in tree.find_all(nodes.Const))
+        words = frozenset(each for each in constants if isinstance(each, str) and _WORD.fullmatch(each))
         TrustLiterals(self._control_tokens, self._literal).visit(tree)
         repeated: Iterator[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
         for node in repeated:
@@ -81,7 +87,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         template = self.from_string(tree)
         # Every rendering copies them: several times as fast from a dict as from Jinja's chain of dicts.
         template.globals = dict(template.globals)
-        return CompiledTemplate(template, names)
+        return CompiledTemplate(template, names, words)
 
     @property
     def clock(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any, SupportsIndex
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from services.render.request.tool_arguments import is_text
 from services.render.tokenizer.control_tokens import TRUSTED, UNTRUSTED, ControlTokens
 
 # One value in a format: `%s`, `%(name)-5d`, or `%%`.
@@ -102,7 +101,7 @@ class Trusted(str):
         return Trusted(new).join(self.split(old, count)) if old else super().replace(old, new, count)
 
     def join(self, parts: Iterable[str]) -> str:
-        parts = [str(part) if is_text(part) else part for part in parts]
+        parts = [str(part) if isinstance(part, str) else part for part in parts]
         return Trusted(super().join(parts), self._mask.join(map(mask_of, parts)))
 
     def _cut(self, parts: Sequence[str], gap: int = 0) -> list[str]:

@@ -120,7 +120,7 @@ def test_a_tool_call_and_its_result_have_openai_s_form() -> None:
         Message(role="assistant", tool_calls=[call]),
         Message(role="tool", content="rain", tool_call_id="c1"),
     ).messages
-    function = {"name": "weather", "arguments": {"city": "Bern"}}
+    function = {"name": "weather", "arguments": '{"city": "Bern"}'}
     assert assistant["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
     assert tool == {"role": "tool", "content": "rain", "tool_call_id": "c1"}
 
@@ -170,7 +170,6 @@ def test_an_empty_tool_is_refused() -> None:
 
 def test_half_a_surrogate_pair_is_refused_with_its_path() -> None:
     user = Message(role="user", content="hi")
-    call = render_pb2.ToolCall(name="f", arguments_json=HALF_A_PAIR)
     assert refusal(user, tools_json=[HALF_A_PAIR]) == (Reason.INVALID_TEXT, "tools_json[0]")
     assert refusal(user, chat_template_kwargs_json=HALF_A_PAIR) == (
         Reason.INVALID_TEXT,
@@ -180,10 +179,12 @@ def test_half_a_surrogate_pair_is_refused_with_its_path() -> None:
         Reason.INVALID_TEXT,
         "messages[0].extra_json",
     )
-    assert refusal(user, Message(role="assistant", tool_calls=[call])) == (
-        Reason.INVALID_TEXT,
-        "messages[1].tool_calls[0].arguments_json",
-    )
+    for arguments in (HALF_A_PAIR, '"\\ud83d"', '["\\ud83d"]'):
+        call = render_pb2.ToolCall(name="f", arguments_json=arguments)
+        assert refusal(user, Message(role="assistant", tool_calls=[call])) == (
+            Reason.INVALID_TEXT,
+            "messages[1].tool_calls[0].arguments_json",
+        )
 
 
 def test_a_whole_surrogate_pair_is_a_character() -> None:
@@ -203,8 +204,34 @@ def test_the_generation_prompt_is_the_default_and_excludes_continuation() -> Non
     assert read().add_generation_prompt
     assert not read(add_generation_prompt=False).add_generation_prompt
     continued = read(continue_final_message=True)
-    assert (continued.add_generation_prompt, continued.continue_final_message) == (False, True)
+    assert (continued.add_generation_prompt, continued.continued_field) == (False, "content")
     assert refusal(continue_final_message=True, add_generation_prompt=True) == (
         Reason.PARAMETER_OUT_OF_RANGE,
         "add_generation_prompt",
     )
+
+
+@pytest.mark.parametrize("text", ["", "  ", "null", " null\n", "{}"])
+def test_empty_arguments_are_an_empty_object(text: str) -> None:
+    call = render_pb2.ToolCall(name="f", arguments_json=text)
+    [message] = read(Message(role="assistant", tool_calls=[call])).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+@pytest.mark.parametrize("text", ['{"a":  1.0}', "[1]", "7", '{"city": "Zü', "[" * 100_000, '"\\ud83d'])
+def test_other_arguments_are_the_text_that_the_model_wrote(text: str) -> None:
+    call = render_pb2.ToolCall(name="f", arguments_json=text)
+    [message] = read(Message(role="assistant", tool_calls=[call])).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == text
+
+
+def test_the_field_that_is_continued_is_content_or_reasoning_content() -> None:
+    assert not read().continued_field
+    for name in ("content", "reasoning_content"):
+        read_back = read(continue_final_message=True, continue_final_message_field=name)
+        assert (read_back.continued_field, read_back.add_generation_prompt) == (name, False)
+    field = "continue_final_message_field"
+    assert refusal(continue_final_message=True, continue_final_message_field="role") == (
+        Reason.PARAMETER_OUT_OF_RANGE, field
+    )  # fmt: skip
+    assert refusal(continue_final_message_field="content") == (Reason.PARAMETER_OUT_OF_RANGE, field)

@@ -118,6 +118,16 @@ def tools_for(style: str) -> list[Message] | None:
     return None if style in TEMPLATES_WITHOUT_TOOLS else TOOLS
 
 
+def conversation_for(style: str, messages: Sequence[Message]) -> list[Message]:
+    """A conversation, without calls and their results if the template knows no tools."""
+    if style not in TEMPLATES_WITHOUT_TOOLS:
+        return list(messages)
+    kept = [message for message in messages if message["role"] != "tool"]
+    return [{key: value for key, value in each.items() if key != "tool_calls"} for each in kept] or [
+        user("x")
+    ]
+
+
 @cache
 def template_of(style: str, control_tokens: ControlTokens | None = None) -> ChatTemplate:
     """A template, compiled. control_tokens: in content they are text."""

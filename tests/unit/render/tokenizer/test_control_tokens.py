@@ -49,6 +49,8 @@ def every_place(text: str, style: str) -> render_pb2.RenderChatRequest:
         render_pb2.ChatMessage(role="assistant", content=text, reasoning_content=text),
         render_pb2.ChatMessage(role="user", content=text),
     ]
+    if style in TEMPLATES_WITHOUT_TOOLS:
+        messages = [each for each in messages if each.role != "tool" and not each.tool_calls]
     tool = {"type": "function", "function": {"name": text, "description": text, "parameters": {text: text}}}
     tools = [] if style in TEMPLATES_WITHOUT_TOOLS else [json.dumps(tool, ensure_ascii=False)]
     return render_pb2.RenderChatRequest(messages=messages, tools_json=tools, chat_template_kwargs_json=quoted)
@@ -94,8 +96,10 @@ def test_no_text_adds_a_control_token_or_takes_one_away(
     request, harmless = every_place("x", style), every_place("x", style)
     for message in request.messages:
         message.content = data.draw(_hostile(tokenizer()))
-    request.messages[1].name = request.messages[3].tool_call_id = text
-    request.messages[2].tool_calls[0].arguments_json = json.dumps({text: text}, ensure_ascii=False)
+    request.messages[1].name = text
+    if style not in TEMPLATES_WITHOUT_TOOLS:
+        request.messages[3].tool_call_id = text
+        request.messages[2].tool_calls[0].arguments_json = json.dumps({text: text}, ensure_ascii=False)
     expected = control_ids(tokenizer(), template, harmless)
     assert control_ids(tokenizer(), template, request) == expected
 
