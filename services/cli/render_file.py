@@ -48,8 +48,8 @@ def render_file(conversations: str, config: RenderFileConfig) -> None:
         raise ConfigError(f"--output is {config.output}, the file that is read")
     with _open(conversations) as source:
         loaded = load_renderer(config)
-        for doubt in loaded.doubts:
-            print(f"triptych: warning: {doubt}", file=sys.stderr)
+        for warning in loaded.warnings:
+            print(f"triptych: warning: {warning}", file=sys.stderr)
         # Whoever reads the other end of a pipe may have enough.
         with suppress(BrokenPipeError), _written(config.output) as target:
             lines = render_lines(

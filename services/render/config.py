@@ -21,6 +21,9 @@ class RenderConfig(ServiceConfig):
         DEMO_MODEL,
         description="A Hugging Face folder; tokenizer, template and config are read. (default: embedded)",
     )
+    chat_template: Path | None = Field(
+        None, description="A Jinja file in place of the folder's chat templates. (default: the folder's)"
+    )
     scheduler: ListenAddress | None = Field(
         None, description="Where generations run, HOST:PORT. Without it TextService refuses calls."
     )

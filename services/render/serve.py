@@ -41,15 +41,17 @@ async def _serve(config: RenderConfig) -> None:
     def scheduler_info() -> types_pb2.ModelInfo | None:
         return scheduler.model_info if scheduler else None
 
-    renderer, tokenizer, parser, parser_reason, doubts = load_renderer(
+    renderer, tokenizer, parser, parser_reason, capabilities, warnings = load_renderer(
         config,
         scheduler_info=scheduler_info,
         observe=lambda stage, seconds: metrics.RENDER_STAGE.labels(stage).observe(seconds),
     )
     _log.info("tokenizer", library=tokenizer.name, reason=tokenizer.reason)
     _log.info("parser", parser=parser, reason=parser_reason)
-    for doubt in doubts:
-        _log.warning("model_folder", doubt=doubt)
+    if capabilities is not None:
+        _log.info("chat_template", **capabilities.summary())
+    for warning in warnings:
+        _log.warning("model_folder", warning=warning)
     metrics_address = serve_metrics(config.metrics_address)
     output_texts = OutputTextFactory(tokenizer)
     pool = ComputePool()

@@ -85,6 +85,16 @@ class Capabilities:
         """Those known by name."""
         return [name for name, support in self.roles.items() if support.is_shown]
 
+    def summary(self) -> dict[str, str]:
+        """For a log: how messages are prepared."""
+        shown = self.shown_roles
+        return {
+            "roles": ",".join(shown) + (",any" if self.other_roles.is_shown else ""),
+            "parts": ",".join(name for name in shown if self.roles[name].takes_parts) or "none",
+            "arguments": self.calls.arguments.value,
+            "null_content": (self.calls.null_content or NullContent.NULL).value,
+        }
+
     def warnings(self) -> Iterator[str]:
         """A sentence for each thing that every chat template is expected to do and this one does not."""
         if not self.role(USER).is_shown:

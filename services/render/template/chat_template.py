@@ -1,7 +1,8 @@
 """Turns a conversation into the text that the model was trained on."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -80,6 +81,17 @@ class ChatTemplate:
             for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
             if name in self._compiled
         }
+
+    def warnings(self) -> Iterator[str]:
+        """What the templates cannot do, a sentence each."""
+        without_tools, with_tools = (
+            self.capabilities.get(name) for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
+        )
+        if without_tools is not None and with_tools is not None:
+            without_tools = replace(without_tools, tools=with_tools.tools)
+        for each in (without_tools, with_tools):
+            if each is not None:
+                yield from each.warnings()
 
     def render(self, conversation: Conversation, prefix: str = "") -> Prompt:
         """prefix: of field paths.

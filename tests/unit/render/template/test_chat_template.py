@@ -14,14 +14,24 @@ from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
 from tests.support.render_models import (
+    BOS,
     DEMO_MODEL,
+    EOS,
     SPECIAL_TOKENS,
     TEMPLATES,
     TEMPLATES_WITH_MAPPINGS,
     TEMPLATES_WITHOUT_TOOLS,
     demo_tokenizer,
 )
-from tests.unit.render.template.conversations import TOOLS, assistant, render_with, to_request, user
+from tests.unit.render.template.conversations import (
+    CONVERSATIONS,
+    TOOLS,
+    assistant,
+    render_with,
+    system,
+    to_request,
+    user,
+)
 
 STYLES_WITH_TOOLS = sorted(TEMPLATES.keys() - TEMPLATES_WITHOUT_TOOLS)
 
@@ -46,10 +56,37 @@ def refusal(source: str, request: render_pb2.RenderChatRequest, **options: Any) 
 
 def test_the_demo_model_s_prompt_begins_with_exactly_one_beginning_of_sequence() -> None:
     tokenizer: Tokenizer = demo_tokenizer()
-    source = (DEMO_MODEL / "chat_template.jinja").read_text()
-    ids = tokenizer.encode(ask(source), add_special_tokens=False, field="messages")
+    ids = tokenizer.encode(ask(DEMO_TEMPLATE), add_special_tokens=False, field="messages")
     assert ids.count(0) == 1
     assert ids[0] == 0
+
+
+DEMO_TEMPLATE = (DEMO_MODEL / "chat_template.jinja").read_text()
+# What the embedded model was trained on, and its measured accuracy depends on.
+TRAINED = {
+    "one turn": BOS + "<｜User｜>Hi<｜Assistant｜>",
+    "system": BOS + "Be brief.<｜User｜>Hi<｜Assistant｜>",
+    "two systems": BOS + "Be brief.Be kind.<｜User｜>Hi<｜Assistant｜>",
+    "many turns": (
+        f"{BOS}<｜User｜>a<｜Assistant｜>b{EOS}<｜User｜>c<｜Assistant｜>d{EOS}<｜User｜>e<｜Assistant｜>"
+    ),
+    "whitespace": f"{BOS}<｜User｜>  a \n\n b\t<｜Assistant｜> c\n{EOS}<｜User｜>\n<｜Assistant｜>",
+    "empty content": f"{BOS}<｜User｜><｜Assistant｜>{EOS}<｜User｜>x<｜Assistant｜>",
+}
+
+
+@pytest.mark.parametrize("conversation", TRAINED)
+def test_without_tools_the_demo_model_s_prompt_is_as_in_its_training(conversation: str) -> None:
+    assert render(DEMO_TEMPLATE, to_request(CONVERSATIONS[conversation])) == TRAINED[conversation]
+
+
+def test_the_demo_model_s_template_shows_tools_calls_and_results() -> None:
+    messages = [system("S"), *CONVERSATIONS["null content"]]
+    assert render(DEMO_TEMPLATE, to_request(messages, TOOLS[1:])) == (
+        f"{BOS}Tool: {json.dumps(TOOLS[1])}\nS<｜User｜>w<｜Assistant｜>\n"
+        'Call: weather {"city": "Zürich", "days": 3}'
+        f"{EOS}<｜User｜>Result: ok<｜User｜>?<｜Assistant｜>"
+    )
 
 
 def test_templates_tell_null_and_empty_content_apart() -> None:
