@@ -15,7 +15,8 @@ from triptych.v1 import render_pb2
 from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
 from shared.errors import Reason, ServiceError, out_of_range
 
-_CONTINUED_FIELDS = ("content", "reasoning_content")
+CONTINUED_FIELDS = ("content", "reasoning_content")
+
 
 # More than any model's context holds. Reading and writing JSON keeps the interpreter's lock, in which nothing
 # else runs: 30 to 60 ms for so much.
@@ -68,8 +69,8 @@ def read_conversation(
 def _read_continued_field(request: render_pb2.RenderChatRequest, prefix: str) -> str:
     name = request.continue_final_message_field
     field = f"{prefix}continue_final_message_field"
-    if name not in ("", *_CONTINUED_FIELDS):
-        raise out_of_range(field, name, " or ".join(_CONTINUED_FIELDS))
+    if name not in ("", *CONTINUED_FIELDS):
+        raise out_of_range(field, name, " or ".join(CONTINUED_FIELDS))
     if name and not request.continue_final_message:
         raise out_of_range(field, name, "unset without continue_final_message")
     return (name or "content") if request.continue_final_message else ""

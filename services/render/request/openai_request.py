@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from triptych.v1 import render_pb2, types_pb2
 
+from services.render.request.conversation import CONTINUED_FIELDS
 from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
 from shared.errors import Reason, ServiceError, out_of_range
-from shared.sampling_params import MAX_N
-
-_Check = Callable[[str, Any], Any]
 
 
 def read_openai_request(text: str) -> render_pb2.RenderChatRequest:
@@ -27,18 +27,19 @@ def read_openai_request(text: str) -> render_pb2.RenderChatRequest:
     given = {key: value for key, value in body.items() if value is not None}
     for key, value in given.items():
         if key in _SAMPLING:
-            setattr(sampling_params, key, _SAMPLING[key](key, value))
+            # In vLLM, -1 is all tokens, as 0 is.
+            _set(sampling_params, key, key, 0 if (key, value) == ("top_k", -1) else value)
         elif key in _TEXT:
-            name, check = _TEXT[key]
-            setattr(text_params, name, check(key, value))
+            _set(text_params, _TEXT[key], key, value)
         elif key in _REQUEST:
-            setattr(request, key, _REQUEST[key](key, value))
+            _set(request, key, key, value)
         elif key in _ONLY:
             if value not in _ONLY[key]:
                 raise out_of_range(key, value, " or ".join(map(json.dumps, _ONLY[key])))
         elif key not in _READ_BELOW and key not in _WITHOUT_EFFECT:
             message = f"the key {key!r} is not known here"
             raise ServiceError(Reason.PARAMETER_OUT_OF_RANGE, message, field=key)
+    _read_continuation(given, request)
     _read_lists(given, sampling_params, text_params)
     _read_logprobs(given, sampling_params)
     _read_max_tokens(given, sampling_params)
@@ -71,6 +72,25 @@ def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _set(message: Message, name: str, path: str, value: Any) -> None:
+    """A scalar field. Its type alone is checked here: the renderer knows which values make sense."""
+    setattr(message, name, _CHECKS[message.DESCRIPTOR.fields_by_name[name].cpp_type](path, value))
+
+
+def _read_continuation(given: Mapping[str, Any], request: render_pb2.RenderChatRequest) -> None:
+    """As in transformers: a field's name; true is the content."""
+    value = given.get("continue_final_message", False)
+    if value in CONTINUED_FIELDS:
+        request.continue_final_message_field = value
+    elif not isinstance(value, bool):
+        raise out_of_range(
+            "continue_final_message",
+            json.dumps(value),
+            "true, false, " + ", ".join(map(json.dumps, CONTINUED_FIELDS)),
+        )
+    request.continue_final_message = bool(value)
+
+
 def _read_lists(
     given: Mapping[str, Any], sampling_params: types_pb2.SamplingParams, text_params: render_pb2.TextParams
 ) -> None:
@@ -97,7 +117,7 @@ def _read_logprobs(given: Mapping[str, Any], sampling_params: types_pb2.Sampling
 def _read_max_tokens(given: Mapping[str, Any], sampling_params: types_pb2.SamplingParams) -> None:
     """max_tokens is the old name of max_completion_tokens."""
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in given]
-    values = {_positive(name, given[name]) for name in names}
+    values = {_uint32(name, given[name]) for name in names}
     if len(values) > 1:
         raise out_of_range("max_tokens", given["max_tokens"], "the same as max_completion_tokens, or unset")
     for value in values:
@@ -125,7 +145,8 @@ def _read_message(value: Any, path: str) -> render_pb2.ChatMessage:
 
 
 def _read_tool_call(value: Any, path: str) -> render_pb2.ToolCall:
-    body = _known(path, value, {"id", "type", "function"})
+    # The index is that of a delta: clients send back what they put together of those.
+    body = _known(path, value, {"id", "type", "function", "index"})
     if body.get("type", "function") != "function":
         raise out_of_range(f"{path}.type", body["type"], '"function"')
     function = _known(f"{path}.function", body.get("function"), {"name", "arguments"})
@@ -189,39 +210,30 @@ def _object(path: str, value: Any) -> dict[str, Any]:
 
 
 _uint32 = _integer(0, 2**32 - 1)
-_positive = _integer(1, 2**32 - 1)
-
-
-def _top_k(path: str, value: Any) -> int:
-    """0 is all tokens; in vLLM, so is -1."""
-    return max(_integer(-1, 2**32 - 1)(path, value), 0)
-
-
 _MAX_FLOAT = (2 - 2**-23) * 2.0**127
 # One way to write each, so that none is set twice.
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
+_CHECKS: dict[int, Callable[[str, Any], Any]] = {
+    FieldDescriptor.CPPTYPE_FLOAT: _number,
+    FieldDescriptor.CPPTYPE_INT32: _integer(-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: _uint32,
+    FieldDescriptor.CPPTYPE_UINT64: _integer(0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_BOOL: _switch,
+    FieldDescriptor.CPPTYPE_STRING: _text,
+}
+
 # Keys that are fields of the same name.
-_SAMPLING: dict[str, _Check] = {
-    **dict.fromkeys(("temperature", "top_p", "min_p"), _number),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _number),
-    **dict.fromkeys(("min_tokens", "prompt_logprobs"), _uint32),
-    "top_k": _top_k,
-    "n": _integer(1, MAX_N),
-    "seed": _integer(0, 2**64 - 1),
-    "ignore_eos": _switch,
-}
-_REQUEST: dict[str, _Check] = {
-    "add_generation_prompt": _switch,
-    "continue_final_message": _switch,
-    "request_id": _text,
-    "cache_salt": _text,
-    "priority": _integer(-(2**31), 2**31 - 1),
-}
-# Keys that are fields of another name.
-_TEXT: dict[str, tuple[str, _Check]] = {
-    "include_stop_str_in_output": ("include_stop_in_output", _switch),
-    "skip_special_tokens": ("skip_special_tokens", _switch),
+_SAMPLING = frozenset(
+    {"temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+    | {"min_tokens", "prompt_logprobs", "n", "seed", "ignore_eos"}
+)
+_REQUEST = frozenset({"add_generation_prompt", "request_id", "cache_salt", "priority"})
+# Keys of the text's parameters, and their fields.
+_TEXT = {
+    "include_stop_str_in_output": "include_stop_in_output",
+    "skip_special_tokens": "skip_special_tokens",
+    "stop_in_reasoning": "stop_in_reasoning",
 }
 # Keys with values that change nothing, while others would ask for what cannot be had.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -231,6 +243,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 _READ_BELOW = frozenset(
     {"messages", "tools", "chat_template_kwargs", "stop", "stop_token_ids", "logit_bias"}
+    | {"continue_final_message"}
     | {"logprobs", "top_logprobs", "max_tokens", "max_completion_tokens"}
 )
 # Who is asked, by whom, and how the answer comes: nothing of it is in a rendered request.

@@ -10,7 +10,7 @@ import jinja2
 
 from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.request.conversation import Conversation
-from services.render.template.capabilities import Capabilities, Message, probe
+from services.render.template.capabilities import ASSISTANT, Capabilities, Message, probe
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.template.messages import REASONING_NAMES, messages_for
 from services.render.template.time_limit import time_limit
@@ -184,9 +184,15 @@ class ChatTemplate:
             raise out_of_range(
                 f"{prefix}continue_final_message", True, f"only if the last message has {field}"
             )
-        last = {**last, field: self._with_own_tag(marked) if field == "content" else marked}
-        if field != "content":  # under whatever name the template reads it
-            last |= {name: marked for name in REASONING_NAMES if last.get(name) == continued}
+        if field == "content" and last["role"] == ASSISTANT:
+            marked = self._with_own_tag(marked)
+        # Reasoning: under whatever name the template reads it.
+        names = (
+            [field]
+            if field == "content"
+            else [each for each in REASONING_NAMES if last.get(each) == continued]
+        )
+        last = {**last, **dict.fromkeys(names, marked)}
         text = self._run(compiled, conversation, [*earlier, last], prefix)
         mark = _END_MARK.strip()
         end = text.rfind(mark)

@@ -101,7 +101,7 @@ class Trusted(str):
         return Trusted(new).join(self.split(old, count)) if old else super().replace(old, new, count)
 
     def join(self, parts: Iterable[str]) -> str:
-        parts = [str(part) if isinstance(part, str) else part for part in parts]
+        parts = list(parts)
         return Trusted(super().join(parts), self._mask.join(map(mask_of, parts)))
 
     def _cut(self, parts: Sequence[str], gap: int = 0) -> list[str]:

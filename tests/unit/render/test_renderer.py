@@ -1,5 +1,7 @@
 """Requests become token ids, or are refused with the field's path."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,15 @@ from services.render.template.time_limit import time_limit
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
 from shared.fingerprint import tokenizer_fingerprint
-from tests.support.render_models import DEMO_MODEL, demo_tokenizer, make_folder, tokenizer_of
+from tests.support.render_models import (
+    DEMO_MODEL,
+    TEMPLATES,
+    deepseek_tokenizer_,
+    demo_tokenizer,
+    make_folder,
+    marker_tokenizer,
+    tokenizer_of,
+)
 
 Params = types_pb2.SamplingParams
 CONTEXT = 16
@@ -255,3 +265,66 @@ def test_a_stage_that_did_not_end_is_not_observed() -> None:
     with pytest.raises(InterruptedError), time_limit(-1, InterruptedError()):
         renderer.render_chat(chat())
     assert stages == []
+
+
+@pytest.mark.parametrize(
+    ("style", "parser"),
+    [
+        ("deepseek_r1", render_pb2.PARSER_DEEPSEEK_R1),
+        ("deepseek_v3_1", render_pb2.PARSER_DEEPSEEK_V3_1),
+        ("kimi_k2", render_pb2.PARSER_KIMI_K2),
+    ],
+)
+@pytest.mark.parametrize("tokenizer", [deepseek_tokenizer_, marker_tokenizer])
+def test_a_continued_answer_goes_on_with_reasoning_if_it_leaves_reasoning_open(
+    style: str, parser: render_pb2.Parser.ValueType, tokenizer: Callable[[], Tokenizer], tmp_path: Path
+) -> None:
+    folder = make_folder(
+        tmp_path, config={"vocab_size": 200_000}, tokenizer_config={"chat_template": TEMPLATES[style]}
+    )
+    renderer = make(folder, tokenizer(), parser=parser)
+
+    def goes_on_with_reasoning(**fields: str) -> bool:
+        request = chat(
+            continue_final_message=True,
+            continue_final_message_field="reasoning_content" if "reasoning_content" in fields else "",
+        )
+        request.messages.add(role="assistant", **fields)
+        return renderer.render_chat(request).text_params.starts_in_reasoning
+
+    assert goes_on_with_reasoning(content="<think>\nI")
+    assert not goes_on_with_reasoning(content="I")
+    assert not goes_on_with_reasoning(content="see <think>I")
+    if style != "deepseek_r1":  # which shows no reasoning of earlier turns
+        assert goes_on_with_reasoning(reasoning_content="I")
+
+
+def test_only_reasoning_that_is_there_and_shown_can_be_continued(renderer: Renderer) -> None:
+    fields: dict[str, Any] = {
+        "continue_final_message": True, "continue_final_message_field": "reasoning_content"
+    }  # fmt: skip
+    error = refusal(renderer, chat(**fields))
+    assert (error.reason, error.field) == (Reason.PARAMETER_OUT_OF_RANGE, "continue_final_message")
+    request = chat(**fields)
+    request.messages.add(role="assistant", content="x", reasoning_content="because")
+    assert refusal(renderer, request).reason is Reason.TEMPLATE_FAILED
+
+
+def test_the_readme_s_example_of_tools_renders_on_the_embedded_model(renderer: Renderer) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+    }
+    call = render_pb2.ToolCall(id="call-0", name="weather", arguments_json='{"city": "Oslo"}')
+    request = chat(
+        "Weather in Oslo?",
+        tools_json=[json.dumps(tool)],
+        chat_template_kwargs_json='{"thinking": true}',
+        return_prompt_text=True,
+    )
+    request.messages.add(role="assistant", tool_calls=[call])
+    request.messages.add(role="tool", tool_call_id="call-0", content="7 degrees")
+    text = renderer.render_chat(request).prompt_text
+    for word in ("weather", '{"city": "Oslo"}', "7 degrees"):
+        assert word in text
+    assert "None" not in text

@@ -109,6 +109,14 @@ def test_texts_show_a_difference_without_a_tokenizer() -> None:
             b'{"messages": [{"role": "user", "content": "hi"}], "top_p": 2}',
             "x, line 3: sampling_params.top_p is 2",
         ),
+        (
+            b'{"messages": [{"role": "user", "content": "hi"}], "n": 129}',
+            "x, line 3: sampling_params.n is 129; allowed: 1 to 128",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 0}',
+            "x, line 3: sampling_params.max_tokens is 0",
+        ),
     ],
 )
 def test_an_error_names_file_line_and_key(renderer: Renderer, line: bytes, message: str) -> None:

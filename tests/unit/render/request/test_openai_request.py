@@ -31,6 +31,7 @@ def test_each_key_of_generation_reaches_its_field() -> None:
         repetition_penalty=1.5, n=2, seed=2**64 - 1, min_tokens=0, ignore_eos=True, prompt_logprobs=0,
         logit_bias={"7": -100, "0": 1.5}, stop_token_ids=[0, 5], logprobs=True, top_logprobs=0,
         max_completion_tokens=9, stop=["a", "b"], include_stop_str_in_output=True, skip_special_tokens=False,
+        stop_in_reasoning=True,
     )  # fmt: skip
     assert request.sampling_params == types_pb2.SamplingParams(
         temperature=0, top_p=0.5, top_k=3, min_p=0, presence_penalty=-1.5, frequency_penalty=2,
@@ -38,7 +39,7 @@ def test_each_key_of_generation_reaches_its_field() -> None:
         logit_bias={7: -100, 0: 1.5}, stop_token_ids=[0, 5], logprobs=0, max_tokens=9,
     )  # fmt: skip
     assert request.text_params == render_pb2.TextParams(
-        stop=["a", "b"], include_stop_in_output=True, skip_special_tokens=False
+        stop=["a", "b"], include_stop_in_output=True, skip_special_tokens=False, stop_in_reasoning=True
     )
 
 
@@ -75,7 +76,8 @@ def test_messages_reach_the_template_as_they_are_written() -> None:
         {
             "role": "assistant", "content": None, "reasoning_content": "hm",
             "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}},
+                {"index": 0, "id": "c1", "type": "function",
+                 "function": {"name": "f", "arguments": '{"a":  1}'}},
                 {"type": "function", "function": {"name": "g", "arguments": {"ü": 1}}},
                 {"function": {"name": "h"}},
             ],
@@ -89,8 +91,29 @@ def test_messages_reach_the_template_as_they_are_written() -> None:
     assert read_back[3] == messages[3]
     assert (read_back[2]["content"], read_back[2]["reasoning_content"]) == (None, "hm")
     calls = read_back[2]["tool_calls"]
-    assert [str(call["function"]["arguments"]) for call in calls] == ['{"a":  1}', '{"ü": 1}', "{}"]
+    assert [call["function"]["arguments"] for call in calls] == ['{"a":  1}', '{"ü": 1}', "{}"]
     assert [call.get("id") for call in calls] == ["c1", None, None]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_set", "field"),
+    [
+        (False, False, ""),
+        (True, True, ""),
+        ("content", True, "content"),
+        ("reasoning_content", True, "reasoning_content"),
+    ],
+)
+def test_what_is_continued_is_named_as_in_transformers(value: bool | str, is_set: bool, field: str) -> None:
+    request = read(continue_final_message=value)
+    assert (request.continue_final_message, request.continue_final_message_field) == (is_set, field)
+
+
+@pytest.mark.parametrize("name", types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+def test_each_sampling_parameter_is_a_key(name: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        read(**{name: {"x": "no value of any"}})
+    assert "is not known" not in caught.value.message
 
 
 def test_null_is_as_absent() -> None:
@@ -132,10 +155,13 @@ def test_tools_that_may_not_be_called_are_left_out() -> None:
         ({"temperature": 1e39}, "temperature"),
         ({"logit_bias": {"1": -(10**39)}}, "logit_bias[1]"),
         ({"n": -1}, "n"),
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
+        ({"n": 2**32}, "n"),
+        ({"stop_in_reasoning": 1}, "stop_in_reasoning"),
+        ({"priority": 2**31}, "priority"),
+        ({"continue_final_message": "role"}, "continue_final_message"),
+        ({"continue_final_message": 1}, "continue_final_message"),
+        ({"continue_final_message": ["content"]}, "continue_final_message"),
         ({"top_k": -2}, "top_k"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 2**32}, "max_completion_tokens"),
         ({"n": 1.5}, "n"),
         ({"seed": 2**64}, "seed"),

@@ -12,6 +12,7 @@ from tests.support.render_models import DEEPSEEK_TOKENIZER, DEMO_MODEL, TEMPLATE
 from tests.unit.render.template.conversations import (
     CONVERSATIONS,
     Message,
+    assistant,
     conversation_for,
     render_with,
     template_of,
@@ -20,6 +21,7 @@ from tests.unit.render.template.conversations import (
     tools_for,
     transformers_text,
     transformers_tokenizer,
+    user,
 )
 
 FILES = {"demo": DEMO_MODEL / "tokenizer.json", "deepseek": DEEPSEEK_TOKENIZER / "tokenizer.json"}
@@ -137,3 +139,55 @@ def test_generated_conversations_get_transformers_ids(
     content = json.dumps(messages, ensure_ascii=False)
     if not any(token in content for token in tokenizer.control_tokens.texts):
         assert render_with(checking, request) == trusted
+
+
+@pytest.mark.parametrize("style", sorted(TEMPLATES.keys() - {"deepseek_r1", "deepseek_v2", "deepseek_v3"}))
+@pytest.mark.parametrize("reasoning", ["Because", "ends in a space ", "\n spaced \n"])
+@pytest.mark.parametrize("content", [None, "", "An answer."])
+def test_continued_reasoning_is_left_open_as_transformers_leaves_it(
+    style: str, reasoning: str, content: str | None
+) -> None:
+    messages = [user("q"), assistant(content, reasoning_content=reasoning)]
+    request = to_request(
+        messages, continue_final_message=True, continue_final_message_field="reasoning_content"
+    )
+    for tokens in (None, tokenizer_of(FILES["deepseek"]).control_tokens):
+        prompt = render_with(template_of(style, tokens), request)
+        assert prompt.text == transformers_text(style, messages, continue_final_message="reasoning_content")
+        assert prompt.text.rstrip().endswith(f"<think>{reasoning}".strip()) or "<think>" in prompt.text
+        assert "</think>" not in prompt.text.rpartition("<think>")[2]
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+@pytest.mark.parametrize("content", ["<think>\nI", "<think>", "<think>I see. "])
+def test_an_answer_that_opens_reasoning_is_continued_with_the_tag_s_token(style: str, content: str) -> None:
+    tokenizer = tokenizer_of(FILES["deepseek"])
+    messages = [user("q"), assistant(content)]
+    prompt = render_with(
+        template_of(style, tokenizer.control_tokens), to_request(messages, continue_final_message=True)
+    )
+    assert prompt.text == transformers_text(style, messages, continue_final_message=True)
+    ids = tokenizer.encode_pieces(prompt.pieces, field="messages")
+    theirs = transformers_tokenizer(str(FILES["deepseek"]))(prompt.text, add_special_tokens=False)
+    assert ids == theirs["input_ids"]
+    assert "<think>" in map(tokenizer.token, ids)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        ([user("q"), assistant("<think>a</think>b")], {"continue_final_message": True}),
+        ([user("q"), assistant("see <think>a")], {"continue_final_message": True}),
+        ([user("<think>a")], {"continue_final_message": True}),
+        ([user("q"), assistant("<think>a")], {"add_generation_prompt": False}),
+        ([user("q"), assistant("<think>a"), user("r")], {}),
+    ],
+)
+def test_a_tag_anywhere_else_in_content_stays_text(messages: list[Message], options: dict[str, bool]) -> None:
+    tokenizer = tokenizer_of(FILES["deepseek"])
+    prompt = render_with(
+        template_of("deepseek_v3", tokenizer.control_tokens), to_request(messages, **options)
+    )
+    assert "<think>" in prompt.text
+    ids = tokenizer.encode_pieces(prompt.pieces, field="messages")
+    assert "<think>" not in map(tokenizer.token, ids)
