@@ -1,7 +1,6 @@
 """Requests become token ids, or are refused with the field's path."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.support.render_models import (
     deepseek_tokenizer_,
     demo_tokenizer,
     make_folder,
-    marker_tokenizer,
     tokenizer_of,
 )
 
@@ -206,7 +204,13 @@ def test_the_scheduler_s_limits_apply_if_they_are_smaller() -> None:
             Reason.PARAMETER_OUT_OF_RANGE,
             "text_params.min_tokens",
         ),
-        (chat(tools_json=['{"type": "function"}']), Reason.TOOLS_UNSUPPORTED, "tools_json"),
+        (chat(tools_json=["{}"]), Reason.PARAMETER_OUT_OF_RANGE, "tools_json[0]"),
+        (chat(tools_json=["{"]), Reason.INVALID_JSON, "tools_json[0]"),
+        (
+            chat(continue_final_message_field="content"),
+            Reason.PARAMETER_OUT_OF_RANGE,
+            "continue_final_message_field",
+        ),
     ],
 )
 def test_each_refusal_names_its_reason_and_the_field_s_path(
@@ -275,14 +279,13 @@ def test_a_stage_that_did_not_end_is_not_observed() -> None:
         ("kimi_k2", render_pb2.PARSER_KIMI_K2),
     ],
 )
-@pytest.mark.parametrize("tokenizer", [deepseek_tokenizer_, marker_tokenizer])
 def test_a_continued_answer_goes_on_with_reasoning_if_it_leaves_reasoning_open(
-    style: str, parser: render_pb2.Parser.ValueType, tokenizer: Callable[[], Tokenizer], tmp_path: Path
+    style: str, parser: render_pb2.Parser.ValueType, tmp_path: Path
 ) -> None:
     folder = make_folder(
         tmp_path, config={"vocab_size": 200_000}, tokenizer_config={"chat_template": TEMPLATES[style]}
     )
-    renderer = make(folder, tokenizer(), parser=parser)
+    renderer = make(folder, deepseek_tokenizer_(), parser=parser)
 
     def goes_on_with_reasoning(**fields: str) -> bool:
         request = chat(
