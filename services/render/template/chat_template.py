@@ -10,9 +10,10 @@ import jinja2
 
 from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.request.conversation import Conversation
-from services.render.template.capabilities import ASSISTANT, Capabilities, Message, probe
+from services.render.template.capabilities import Capabilities, Message, probe
+from services.render.template.continuation import cut_at_end, mark_end
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
-from services.render.template.messages import REASONING_NAMES, messages_for
+from services.render.template.messages import messages_for
 from services.render.template.time_limit import time_limit
 from services.render.template.trusted import joined, mask_of, trusted
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt
@@ -21,13 +22,6 @@ from shared.errors import Reason, ServiceError, out_of_range
 
 # The template that Hugging Face prefers when there are tools.
 TOOL_TEMPLATE = "tool_use"
-
-# Marks where the last message ends. Private-use characters: no ordinary text holds them. The space at the
-# end shows whether the template trims.
-_END_MARK = "\ue0f0end\ue0f1 "
-
-# Around the reasoning in a model's output.
-_REASONING_BEGIN, _REASONING_END = "<think>", "</think>"
 
 # A role that is no more than a name is trusted.
 _PLAIN_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -174,59 +168,18 @@ class ChatTemplate:
     def _render_open(
         self, compiled: CompiledTemplate, conversation: Conversation, messages: list[Message], prefix: str
     ) -> str:
-        """Renders with a mark at the end of the last message's field, and cuts there."""
         *earlier, last = messages
         field = conversation.continued_field
+        continued, marked = mark_end(last, field)
         # A message without content may have got an empty one.
-        original = conversation.messages[-1].get(field) if field == "content" else last.get(field)
-        continued, marked = (None, None) if original is None else _with_mark(last[field])
-        if continued is None:
-            raise out_of_range(
-                f"{prefix}continue_final_message", True, f"only if the last message has {field}"
-            )
-        if field == "content" and last["role"] == ASSISTANT:
-            marked = self._with_own_tag(marked)
-        # Reasoning: under whatever name the template reads it.
-        names = (
-            [field]
-            if field == "content"
-            else [each for each in REASONING_NAMES if last.get(each) == continued]
-        )
-        last = {**last, **dict.fromkeys(names, marked)}
-        text = self._run(compiled, conversation, [*earlier, last], prefix)
-        mark = _END_MARK.strip()
-        end = text.rfind(mark)
-        if end < 0 or continued.strip() not in text[:end]:
+        is_null = field == "content" and conversation.messages[-1]["content"] is None
+        if continued is None or is_null:
+            allowed = f"only if the last message has a text as {field}"
+            raise out_of_range(f"{prefix}continue_final_message", True, allowed)
+        text = self._run(compiled, conversation, [*earlier, marked], prefix)
+        if (cut := cut_at_end(text, continued)) is None:
             raise _failed("it leaves out the last message, which cannot be continued then", prefix)
-        is_trimmed = not text.startswith(_END_MARK, end)
-        # A template may write the content more than once.
-        before = text[:end].replace(mark if is_trimmed else _END_MARK, "")
-        return before.rstrip() if is_trimmed else before
-
-    def _with_own_tag(self, content: Any) -> Any:
-        """Content that opens reasoning and leaves it open is the model's own output: the tag is its token."""
-        if (
-            isinstance(content, str)
-            and content.startswith(_REASONING_BEGIN)
-            and _REASONING_END not in content
-        ):
-            return trusted(_REASONING_BEGIN) + content.removeprefix(_REASONING_BEGIN)
-        return content
-
-
-def _with_mark(content: Any) -> tuple[str | None, Any]:
-    """The text to continue, and the content with the mark after it. None if there is no text.
-
-    Of a list of parts, that of the last part which has one, as with transformers.
-    """
-    if isinstance(content, str):
-        return content, content + _END_MARK
-    if isinstance(content, list):
-        for index, part in reversed(list(enumerate(content))):
-            if isinstance(part, dict) and isinstance(text := part.get("text"), str):
-                marked = {**part, "text": text + _END_MARK}
-                return text, [*content[:index], marked, *content[index + 1 :]]
-    return None, content
+        return cut
 
 
 def _place_of(error: BaseException) -> str:
