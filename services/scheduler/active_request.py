@@ -1,11 +1,16 @@
-"""One accepted request on the engine's side: the core's request, how it samples, the way to its caller."""
+"""The requests that were admitted and have not ended, and how the core's events reach their callers."""
+
+from collections.abc import Iterable
+from time import monotonic
 
 from triptych.v1 import scheduler_pb2, types_pb2, worker_pb2
 
 from services.scheduler import metrics
-from services.scheduler.core import scheduler_output as core
+from services.scheduler.core import events as core
 from services.scheduler.core.request import FinishReason, Request, Sequence
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.output_stream import OutputStream
+from services.scheduler.step import Logprobs
 from shared.errors import Reason, ServiceError
 
 _FINISH_REASONS = {
@@ -19,11 +24,12 @@ class ActiveRequest:
     """Turns the core's events into GenerateResponse and keeps the request's times."""
 
     def __init__(self, request: Request, sampling: worker_pb2.SamplingStep, stream: OutputStream) -> None:
-        """`sampling`: as step.fixed_sampling makes it."""
+        """`sampling`: as sampling.common_sampling makes it."""
         self.request = request
         self.sampling = sampling
         self.stream = stream
-        self._num_unfinished = len(request.sequences)
+        # By output_index.
+        self.finish_reasons: dict[int, FinishReason] = {}
         self._last_token_time: dict[int, float] = {}
 
     @property
@@ -46,8 +52,9 @@ class ActiveRequest:
             )
         )
         metrics.PROMPT_TOKENS.inc(len(request.prompt_token_ids))
+        metrics.PROMPT_LEN.observe(len(request.prompt_token_ids))
 
-    def publish(self, event: core.Event, now: float) -> bool:
+    def publish(self, event: core.Event[Logprobs], now: float) -> bool:
         """False: the caller reads too slowly, and the stream has ended with SLOW_READER."""
         match event:
             case core.ScheduledEvent():
@@ -71,11 +78,11 @@ class ActiveRequest:
         )
         return self.stream.put(scheduler_pb2.GenerateResponse(scheduled=event))
 
-    def _prompt_logprobs(self, event: core.PromptLogprobsEvent) -> bool:
+    def _prompt_logprobs(self, event: core.PromptLogprobsEvent[Logprobs]) -> bool:
         message = scheduler_pb2.PromptLogprobs(first_position=event.first_position, positions=event.positions)
         return self.stream.put(scheduler_pb2.GenerateResponse(prompt_logprobs=message))
 
-    def _token(self, event: core.TokenEvent, now: float) -> bool:
+    def _token(self, event: core.TokenEvent[Logprobs], now: float) -> bool:
         index = event.sequence.output_index
         self._observe_token(index, now)
         response = scheduler_pb2.GenerateResponse(output_index=index)
@@ -84,9 +91,12 @@ class ActiveRequest:
             response.chunk.logprobs.append(event.token.logprobs)
         return self.stream.put(response)
 
-    def _finished(self, event: core.FinishedEvent, now: float) -> bool:
+    def _finished(self, event: core.FinishedEvent[Logprobs], now: float) -> bool:
         sequence = event.sequence
+        self.finish_reasons[sequence.output_index] = event.finish_reason
         metrics.PREEMPTIONS.inc(sequence.num_preemptions)
+        metrics.FINISHED_OUTPUTS.labels(event.finish_reason.name).inc()
+        metrics.OUTPUT_LEN.observe(len(sequence.output_token_ids))
         finished = scheduler_pb2.OutputFinished(
             finish_reason=_FINISH_REASONS[event.finish_reason],
             usage=types_pb2.Usage(
@@ -103,8 +113,7 @@ class ActiveRequest:
                 finished.stop_token_logprobs.CopyFrom(event.stop_token.logprobs)
         response = scheduler_pb2.GenerateResponse(output_index=sequence.output_index, finished=finished)
         is_read = self.stream.put(response)
-        self._num_unfinished -= 1
-        if self._num_unfinished == 0:
+        if len(self.finish_reasons) == len(self.request.sequences):
             self.stream.finish()
         return is_read
 
@@ -130,3 +139,36 @@ class ActiveRequest:
     def _since_arrival(self, time: float | None) -> float:
         """Zero for what has not happened."""
         return 0.0 if time is None else time - self.request.arrival_time
+
+
+class ActiveRequests:
+    """By generation_id, from submission to the last event."""
+
+    def __init__(self, scheduler: Scheduler[Logprobs]) -> None:
+        self._scheduler = scheduler
+        self._requests: dict[str, ActiveRequest] = {}
+
+    def add(self, active: ActiveRequest) -> None:
+        self._requests[active.request.generation_id] = active
+
+    def get(self, generation_id: str) -> ActiveRequest | None:
+        return self._requests.get(generation_id)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def sampling_of(self, request: Request) -> worker_pb2.SamplingStep:
+        """Of a request that has not ended."""
+        return self._requests[request.generation_id].sampling
+
+    def publish(self, events: Iterable[core.Event[Logprobs]]) -> None:
+        """Hands each event to its request's stream. A request whose reader is too slow is aborted."""
+        now = monotonic()
+        for event in events:
+            active = self._requests.get(event.request.generation_id)
+            if active is None:
+                continue  # it has ended with an earlier event of this list
+            if not active.publish(event, now):
+                self._scheduler.abort(active.request)
+            if active.is_over:
+                del self._requests[active.request.generation_id]

@@ -1,11 +1,11 @@
 """The core's step as a message to the worker, and its result as the core understands it."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import TypeAlias
 
 from triptych.v1 import types_pb2, worker_pb2
 
-from services.scheduler.core.request import Request, Sequence
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler_output import (
     ModelRunnerOutput,
     SampledToken,
@@ -14,36 +14,20 @@ from services.scheduler.core.scheduler_output import (
     SchedulerOutput,
     SequenceOutput,
 )
+from services.scheduler.sampling import add_sampling
 
-
-def fixed_sampling(request: Request, params: types_pb2.SamplingParams) -> worker_pb2.SamplingStep:
-    """What all steps of a request have in common, so that each step copies it. `params` is resolved: all
-    scalars that have a default are set."""
-    sampling = worker_pb2.SamplingStep(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-    )
-    if params.HasField("logprobs"):
-        sampling.logprobs = params.logprobs
-    if params.repetition_penalty != 1:
-        sampling.prompt_token_ids.extend(sorted(set(request.prompt_token_ids)))
-    return sampling
+# In which form the core's log-probabilities are: the core passes them on as they come.
+Logprobs: TypeAlias = types_pb2.PositionLogprobs
 
 
 def build_step(
-    output: SchedulerOutput, block_size: int, sampling_of: Mapping[str, worker_pb2.SamplingStep]
+    output: SchedulerOutput, block_size: int, sampling_of: Callable[[Request], worker_pb2.SamplingStep]
 ) -> worker_pb2.Step:
-    """`sampling_of`: what `fixed_sampling` made, by generation_id. sequence_key is the place in the step; the
+    """`sampling_of`: what common_sampling made of a request. sequence_key is the place in the step; the
     session numbers the step."""
     return worker_pb2.Step(
         sequences=[
-            _sequence_step(key, scheduled, block_size, sampling_of[scheduled.sequence.request.generation_id])
+            _sequence_step(key, scheduled, block_size, sampling_of(scheduled.sequence.request))
             for key, scheduled in enumerate(output.scheduled)
         ],
     )
@@ -51,7 +35,7 @@ def build_step(
 
 def parse_result(
     output: SchedulerOutput, result: worker_pb2.StepResult, vocab_size: int
-) -> ModelRunnerOutput:
+) -> ModelRunnerOutput[Logprobs]:
     """Raises ValueError if the result does not answer the step."""
     keys = [each.sequence_key for each in result.sequences]
     if keys != list(range(len(output.scheduled))):
@@ -81,10 +65,7 @@ def _sequence_step(
         block_ids=sequence.block_ids[: -(-end // block_size)],
     )
     if scheduled.samples:
-        sampling_step = step.samplings.add()
-        sampling_step.CopyFrom(sampling)
-        sampling_step.query_index = scheduled.num_scheduled_tokens - 1
-        _resolve(sampling_step, sequence)
+        add_sampling(step, sampling, sequence)
     if scheduled.wants_prompt_logprobs:
         assert request.prompt_logprobs is not None
         step.prompt_logprobs = request.prompt_logprobs
@@ -93,20 +74,9 @@ def _sequence_step(
     return step
 
 
-def _resolve(sampling: worker_pb2.SamplingStep, sequence: Sequence) -> None:
-    """Adds what depends on the tokens so far."""
-    request, output_token_ids = sequence.request, sequence.output_token_ids
-    sampling.seed = sequence.seed
-    sampling.num_output_tokens = len(output_token_ids)
-    if sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty:
-        sampling.output_token_counts.update(Counter(output_token_ids))
-    if len(output_token_ids) < request.min_tokens:
-        sampling.banned_token_ids.extend(sorted(request.stop_token_ids))
-
-
 def _sequence_output(
     scheduled: ScheduledSequence, result: worker_pb2.SequenceResult, vocab_size: int
-) -> SequenceOutput:
+) -> SequenceOutput[Logprobs]:
     if len(result.samples) != scheduled.samples:
         raise ValueError(
             f"{len(result.samples)} samples for a sequence that asked for {int(scheduled.samples)}"
@@ -121,7 +91,7 @@ def _sequence_output(
 
 
 def _num_prompt_logprobs(scheduled: ScheduledSequence) -> int:
-    """Of token_ids[1:], and of next_token_id where the prompt goes on."""
+    """Of token_ids[1:], and of next_token_id where the prompt continues."""
     if not scheduled.wants_prompt_logprobs:
         return 0
     end = scheduled.context_len + scheduled.num_scheduled_tokens
@@ -129,7 +99,7 @@ def _num_prompt_logprobs(scheduled: ScheduledSequence) -> int:
     return scheduled.num_scheduled_tokens - 1 + has_next
 
 
-def _sample(sample: worker_pb2.Sample, vocab_size: int) -> SampledToken | SampleFailure:
+def _sample(sample: worker_pb2.Sample, vocab_size: int) -> SampledToken[Logprobs] | SampleFailure:
     match sample.WhichOneof("outcome"):
         case "token_id" if sample.token_id < vocab_size:
             return SampledToken(sample.token_id, sample.logprobs if sample.HasField("logprobs") else None)

@@ -36,8 +36,11 @@ class WorkerPool:
         self._infos[worker] = info
 
     def remove(self, worker: int) -> None:
-        """The session is gone."""
+        """The session has ended."""
         self._infos.pop(worker, None)
+
+    def __contains__(self, worker: int) -> bool:
+        return worker in self._infos
 
     @property
     def weight_dtypes(self) -> set[str]:
@@ -46,8 +49,18 @@ class WorkerPool:
 
     @property
     def vocab_size(self) -> int:
-        """The model's; there is a worker."""
+        """Of any worker; there is one."""
         return next(iter(self._infos.values())).vocab_size
+
+    @property
+    def block_size(self) -> int:
+        """The same on all workers; there is one."""
+        return next(iter(self._infos.values())).block_size
+
+    @property
+    def max_model_len(self) -> int:
+        """What every worker can serve; 0 if there is none."""
+        return min(map(_servable_len, self._infos.values()), default=0)
 
     def model_info(self) -> types_pb2.ModelInfo:
         """Sizes are sums over the workers, limits what each can keep. Raises NO_WORKER if there is none."""
@@ -57,7 +70,7 @@ class WorkerPool:
         merged = types_pb2.ModelInfo()
         merged.CopyFrom(infos[0])
         merged.num_blocks = sum(info.num_blocks for info in infos)
-        merged.max_model_len = min(_servable_len(info) for info in infos)
+        merged.max_model_len = self.max_model_len
         merged.max_num_batched_tokens = min(info.max_num_batched_tokens for info in infos)
         merged.max_logprobs = min(info.max_logprobs for info in infos)
         return merged

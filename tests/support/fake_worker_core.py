@@ -88,7 +88,7 @@ class FakeWorkerCore:
         """The step as it is sent."""
         return [self._prepare_sequence(scheduled) for scheduled in output.scheduled]
 
-    def execute(self, calls: list[SequenceCall]) -> ModelRunnerOutput:
+    def execute(self, calls: list[SequenceCall]) -> ModelRunnerOutput[int]:
         """Writes the KV of the step's tokens and chooses the next ones."""
         return ModelRunnerOutput(tuple(self._execute_sequence(call) for call in calls), worker_seconds=1.0)
 
@@ -111,7 +111,7 @@ class FakeWorkerCore:
             else [],
         )
 
-    def _execute_sequence(self, call: SequenceCall) -> SequenceOutput:
+    def _execute_sequence(self, call: SequenceCall) -> SequenceOutput[int]:
         kv = self._write_and_read_back(call)
         new_kv = kv[call.context_len :]
         logprobs = [prompt_logprob(*each) for each in zip(new_kv, call.prompt_targets, strict=False)]

@@ -1,10 +1,16 @@
-"""What a step asks, what it returns, and what the scheduler tells the engine about it."""
+"""What a step asks of a worker, and what it returns.
+
+Generic in the log-probabilities: the core passes them on and does not look into them.
+"""
 
 from collections.abc import Sequence as ImmutableSequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
-from services.scheduler.core.request import FinishReason, Request, Sequence
+from services.scheduler.core.request import Sequence
+
+# The log-probabilities at one position.
+LogprobsT = TypeVar("LogprobsT")
 
 
 @dataclass(frozen=True)
@@ -37,16 +43,15 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
         return sum(each.num_scheduled_tokens for each in self.scheduled)
 
 
 @dataclass(frozen=True)
-class SampledToken:
-    """One token, with its log-probabilities in whatever form the worker's client has them."""
+class SampledToken(Generic[LogprobsT]):
+    """`logprobs` is None unless the request asked for them."""
 
     token_id: int
-    logprobs: Any = None
+    logprobs: LogprobsT | None = None
 
 
 @dataclass(frozen=True)
@@ -57,61 +62,16 @@ class SampleFailure:
 
 
 @dataclass(frozen=True)
-class SequenceOutput:
+class SequenceOutput(Generic[LogprobsT]):
     """One sequence's result; `sample` is None in the middle of a prefill."""
 
-    sample: SampledToken | SampleFailure | None = None
-    prompt_logprobs: ImmutableSequence[Any] = ()
+    sample: SampledToken[LogprobsT] | SampleFailure | None = None
+    prompt_logprobs: ImmutableSequence[LogprobsT] = ()
 
 
 @dataclass(frozen=True)
-class ModelRunnerOutput:
+class ModelRunnerOutput(Generic[LogprobsT]):
     """One step's results, in the order of `SchedulerOutput.scheduled`."""
 
-    sequences: tuple[SequenceOutput, ...]
+    sequences: tuple[SequenceOutput[LogprobsT], ...]
     worker_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class ScheduledEvent:
-    """A request's first step has been planned."""
-
-    request: Request
-
-
-@dataclass(frozen=True)
-class PromptLogprobsEvent:
-    """Log-probabilities of consecutive prompt positions."""
-
-    request: Request
-    first_position: int
-    positions: ImmutableSequence[Any]
-
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """A token that belongs to the output."""
-
-    sequence: Sequence
-    token: SampledToken
-
-
-@dataclass(frozen=True)
-class FinishedEvent:
-    """An output ended; `stop_token` is the one that ended it, if a token did."""
-
-    sequence: Sequence
-    finish_reason: FinishReason
-    stop_token: SampledToken | None = None
-
-
-@dataclass(frozen=True)
-class FailedEvent:
-    """A request ended with an error; `reason` is a name of shared.errors.Reason."""
-
-    request: Request
-    reason: str
-    message: str
-
-
-Event = ScheduledEvent | PromptLogprobsEvent | TokenEvent | FinishedEvent | FailedEvent

@@ -45,7 +45,7 @@ class Answer:
 
     def of_kind(self, kind: str) -> list[Any]:
         """All events of one kind, without the envelope."""
-        return [getattr(event, kind) for event in self.events if event.HasField(kind)]
+        return [getattr(event, kind) for event in self.events if event.WhichOneof("event") == kind]
 
     def tokens(self, output_index: int = 0) -> list[int]:
         """An output's tokens."""
@@ -80,9 +80,10 @@ async def collect(call: Any) -> Answer:
 
 async def read_until(call: Any, kind: str) -> Response:
     """Reads up to the first event of a kind."""
-    while not (event := await call.read()).HasField(kind):
-        pass
-    return event
+    while True:
+        event: Response = await call.read()
+        if event.WhichOneof("event") == kind:
+            return event
 
 
 @dataclass(frozen=True)

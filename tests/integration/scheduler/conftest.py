@@ -100,8 +100,7 @@ async def _check_is_clean(rig: Rig) -> None:
         worker.release()
         assert worker.violations == []
     await until(lambda: rig.is_idle)
-    for state in rig.service.engine._scheduler.workers.values():
-        state.kv_cache.check_integrity([])
+    rig.service.engine.check_integrity()
     for task in rig.service.tasks:
         assert not task.done() or task.exception() is None
 

@@ -88,7 +88,7 @@ async def test_a_token_outside_the_vocabulary_is_named_by_its_place(rig: Rig) ->
 @pytest.mark.parametrize("length", [1, 62, 63, 64, 65])
 @pytest.mark.parametrize("max_tokens", [None, 0, 1, 2, 64, 2**32 - 1])
 async def test_prompt_and_output_share_the_context(rig: Rig, length: int, max_tokens: int | None) -> None:
-    params = {} if max_tokens is None else {"max_tokens": max_tokens}
+    params: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
     prompt = prompt_of(length)
     call = rig.stub.Generate(request(prompt, **params))
     room = 64 - length

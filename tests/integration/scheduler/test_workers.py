@@ -185,7 +185,7 @@ async def test_the_pools_sizes_are_sums_and_its_limits_the_smallest(make_rig: Ma
     ids=str,
 )
 async def test_a_worker_of_another_model_or_without_a_cache_is_not_used(
-    make_rig: MakeRig, other: dict[str, object]
+    make_rig: MakeRig, other: dict[str, Any]
 ) -> None:
     second = FakeWorker(port=free_port(), **other)
     rig = await make_rig(FakeWorker(), second, num_ready=1)

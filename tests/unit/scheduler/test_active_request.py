@@ -6,8 +6,9 @@ import pytest
 from triptych.v1 import scheduler_pb2, types_pb2, worker_pb2
 
 from services.scheduler.active_request import ActiveRequest
-from services.scheduler.core import scheduler_output as core
+from services.scheduler.core import events as core
 from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.core.scheduler_output import SampledToken
 from services.scheduler.output_stream import OutputStream
 from shared.errors import Reason, ServiceError
 
@@ -59,7 +60,7 @@ async def test_scheduling_says_how_long_it_waited_and_what_was_cached(active: Ac
 
 async def test_tokens_and_their_logprobs_are_chunks_of_their_output(active: ActiveRequest) -> None:
     sequence = active.request.sequences[1]
-    active.publish(core.TokenEvent(sequence, core.SampledToken(7, LOGPROBS)), 11.0)
+    active.publish(core.TokenEvent(sequence, SampledToken(7, LOGPROBS)), 11.0)
     finish_all(active)
     (event, *_) = await events(active)
     assert event.output_index == 1
@@ -113,7 +114,7 @@ async def test_what_has_not_happened_took_no_time(active: ActiveRequest) -> None
 
 
 async def test_the_token_that_ended_an_output_is_told_also_if_it_is_zero(active: ActiveRequest) -> None:
-    finish(active, 0, stop_token=core.SampledToken(0, LOGPROBS))
+    finish(active, 0, stop_token=SampledToken(0, LOGPROBS))
     finish(active, 1)
     first, second = [event.finished for event in await events(active)]
     assert first.HasField("stop_token_id")
@@ -132,7 +133,7 @@ async def test_a_failure_ends_all_with_its_reason(active: ActiveRequest) -> None
 async def test_a_reader_too_slow_is_reported_once_and_it_is_over(request_: Request) -> None:
     active = ActiveRequest(request_, worker_pb2.SamplingStep(), OutputStream(100))
     sequence = request_.sequences[0]
-    token = core.TokenEvent(sequence, core.SampledToken(7, LOGPROBS))
+    token = core.TokenEvent(sequence, SampledToken(7, LOGPROBS))
     told = [active.publish(token, 11.0) for _ in range(50)]
     assert told.count(False) == 1
     assert active.is_over

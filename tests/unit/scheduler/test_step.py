@@ -13,7 +13,8 @@ from services.scheduler.core.scheduler_output import (
     ScheduledSequence,
     SchedulerOutput,
 )
-from services.scheduler.step import build_step, fixed_sampling, parse_result
+from services.scheduler.sampling import common_sampling
+from services.scheduler.step import build_step, parse_result
 
 BLOCK_SIZE = 4
 RESOLVED = types_pb2.SamplingParams(
@@ -42,7 +43,7 @@ def resolved(**params: Any) -> types_pb2.SamplingParams:
 def built(sequence: Sequence, context_len: int, num_tokens: int, **params: Any) -> worker_pb2.SequenceStep:
     output = SchedulerOutput(0, (ScheduledSequence(sequence, context_len, num_tokens),))
     return build_step(
-        output, BLOCK_SIZE, {"g": fixed_sampling(sequence.request, resolved(**params))}
+        output, BLOCK_SIZE, lambda request: common_sampling(resolved(**params), request.prompt_token_ids)
     ).sequences[0]
 
 
@@ -83,7 +84,7 @@ def test_a_recomputation_crosses_from_the_prompt_into_the_output() -> None:
 
 def test_sequences_are_keyed_by_their_place() -> None:
     scheduled = tuple(ScheduledSequence(make_sequence(), 0, 5) for _ in range(3))
-    step = build_step(SchedulerOutput(0, scheduled), BLOCK_SIZE, {"g": worker_pb2.SamplingStep()})
+    step = build_step(SchedulerOutput(0, scheduled), BLOCK_SIZE, lambda request: worker_pb2.SamplingStep())
     assert [each.sequence_key for each in step.sequences] == [0, 1, 2]
 
 
@@ -209,6 +210,7 @@ def test_log_probabilities_are_passed_on() -> None:
     result.sequences[0].samples[0].logprobs.token.token_id = 5
     (sequence,) = parse_result(output_of(ScheduledSequence(make_sequence(), 0, 5)), result, 100).sequences
     assert isinstance(sequence.sample, SampledToken)
+    assert sequence.sample.logprobs is not None
     assert sequence.sample.logprobs.token.token_id == 5
 
 

@@ -19,7 +19,19 @@ from shared.config import ConfigError
 from shared.wire import Address
 
 README = Path(__file__).parents[3] / "shared" / "README.md"
-UNITS = ("seconds", "bytes", "requests", "tokens", "sequences", "blocks", "preemptions", "ready", "info")
+UNITS = (
+    "seconds",
+    "bytes",
+    "requests",
+    "tokens",
+    "sequences",
+    "blocks",
+    "preemptions",
+    "ready",
+    "info",
+    "outputs",
+    "seqs",
+)
 # The section of the README, and the module whose metrics it lists.
 MODULES = {
     "Every service": metrics,
@@ -82,6 +94,7 @@ def test_a_latency_has_buckets_from_a_millisecond_to_minutes_that_tell_a_factor_
 def test_labels_come_from_closed_sets() -> None:
     assert {label for metric in DECLARED for label in metric._labelnames} == {
         "method", "code", "stage", "worker", "state", "version", "python", "grpc", "grpc_service",
+        "finish_reason", "outcome", "reason",
     }  # fmt: skip
 
 

@@ -5,21 +5,23 @@ from collections.abc import Sequence as ImmutableSequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.scheduler.core.events import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    PromptLogprobsEvent,
+    ScheduledEvent,
+    TokenEvent,
+)
 from services.scheduler.core.kv_cache_manager import KVCacheManager
 from services.scheduler.core.prefix_cache import HashBlock, hash_block
 from services.scheduler.core.request import FinishReason, Request, Sequence
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.scheduler_output import (
-    Event,
-    FailedEvent,
-    FinishedEvent,
     ModelRunnerOutput,
-    PromptLogprobsEvent,
     SampleFailure,
-    ScheduledEvent,
     SchedulerOutput,
     SequenceOutput,
-    TokenEvent,
 )
 from tests.support.fake_worker_core import (
     FakeWorkerCore,
@@ -44,7 +46,7 @@ class Transcript:
     """What the caller of one request was told."""
 
     num_scheduled: int = 0
-    prompt_logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[int] = field(default_factory=list)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
     failure: FailedEvent | None = None
@@ -63,7 +65,7 @@ class Cluster:
         hash_function: HashBlock = hash_block,
     ) -> None:
         """One worker per element of `num_blocks`, which counts the null block."""
-        self.scheduler = Scheduler(max_num_seqs, max_num_batched_tokens, aging_seconds)
+        self.scheduler: Scheduler[int] = Scheduler(max_num_seqs, max_num_batched_tokens, aging_seconds)
         self.block_size = block_size
         self.hash_function = hash_function
         self.fakes: dict[int, FakeWorkerCore] = {}
@@ -126,7 +128,7 @@ class Cluster:
     def finish(self, worker: int = 0, failing: int | None = None) -> None:
         """Executes the step in flight; `failing`: the place in it of a sequence without finite logits."""
         output, calls = self.in_flight.pop(worker)
-        pool = self.scheduler.workers[worker].kv_cache.block_pool
+        pool = self.scheduler._workers[worker].kv_cache.block_pool
         for call in calls:
             assert all(pool.num_references(block_id) > 0 for block_id in call.block_ids), "freed in flight"
         result = self.fakes[worker].execute(calls)
@@ -149,7 +151,7 @@ class Cluster:
             if self.is_idle:
                 return num_rounds
             outputs = [self.step(worker) for worker in self.fakes]
-            assert any(outputs), f"nothing runs, and {list(self.scheduler.waiting)} wait"
+            assert any(outputs), f"nothing runs, and {list(self.scheduler._waiting)} wait"
         raise AssertionError(f"not done after {max_rounds} rounds")
 
     # What tests look at.
@@ -157,7 +159,8 @@ class Cluster:
     @property
     def is_idle(self) -> bool:
         """Nothing runs or waits."""
-        return self.scheduler.num_waiting == 0 and self.scheduler.num_running == 0
+        load = self.scheduler.load()
+        return load.num_waiting == load.num_running == 0
 
     def tokens(self, request: Request, output_index: int = 0) -> list[int]:
         """The tokens delivered for an output."""
@@ -165,11 +168,11 @@ class Cluster:
 
     def running(self, worker: int = 0) -> list[Sequence]:
         """In order of admission."""
-        return self.scheduler.workers[worker].running
+        return self.scheduler._workers[worker].running
 
     def gauges(self, worker: int = 0) -> tuple[int, int, int]:
         """Live, cached and free blocks."""
-        pool = self.scheduler.workers[worker].kv_cache.block_pool
+        pool = self.scheduler._workers[worker].kv_cache.block_pool
         return pool.num_live, pool.num_cached, pool.num_free
 
     def check_ended(self) -> None:
@@ -188,10 +191,10 @@ class Cluster:
     # What must always hold.
 
     def _check_output(self, output: SchedulerOutput) -> None:
-        state = self.scheduler.workers[output.worker]
+        state = self.scheduler._workers[output.worker]
         kv_cache = state.kv_cache
         assert 0 < output.num_tokens <= state.max_num_batched_tokens
-        assert len(state.running) <= min(self.scheduler.max_num_seqs, state.max_num_batched_tokens)
+        assert len(state.running) <= min(state.max_num_seqs, state.max_num_batched_tokens)
         sequences = [scheduled.sequence for scheduled in output.scheduled]
         assert len(set(sequences)) == len(sequences)
         for scheduled, call in zip(output.scheduled, self.fakes[output.worker].prepare(output), strict=True):
@@ -202,18 +205,14 @@ class Cluster:
         is_decoding = [each for each in state.running if each.num_uncomputed_tokens == 1]
         assert set(is_decoding) <= set(sequences), "a decode got no token"
 
-    def _record(self, events: list[Event]) -> None:
+    def _record(self, events: list[Event[int]]) -> None:
         for event in events:
-            if isinstance(event, TokenEvent | FinishedEvent):
-                request = event.sequence.request
-            else:
-                request = event.request
-            transcript = self.transcripts[request]
+            transcript = self.transcripts[event.request]
             assert transcript.failure is None, "an event after the failure"
-            self._record_one(request, transcript, event)
+            self._record_one(event.request, transcript, event)
         self.scheduler.check_integrity()
 
-    def _record_one(self, request: Request, transcript: Transcript, event: Event) -> None:
+    def _record_one(self, request: Request, transcript: Transcript, event: Event[int]) -> None:
         match event:
             case ScheduledEvent():
                 transcript.num_scheduled += 1
@@ -238,7 +237,7 @@ class Cluster:
             case FailedEvent():
                 transcript.failure = event
 
-    def _record_finished(self, transcript: Transcript, event: FinishedEvent) -> None:
+    def _record_finished(self, transcript: Transcript, event: FinishedEvent[int]) -> None:
         request, index = event.sequence.request, event.sequence.output_index
         assert index not in transcript.finish_reasons, "ended twice"
         transcript.finish_reasons[index] = event.finish_reason
@@ -255,7 +254,7 @@ class Cluster:
         assert self.transcripts[request].prompt_logprobs == wanted
 
 
-def _with_failure(result: ModelRunnerOutput, failing: int) -> ModelRunnerOutput:
+def _with_failure(result: ModelRunnerOutput[int], failing: int) -> ModelRunnerOutput[int]:
     sequences = list(result.sequences)
     sequences[failing] = SequenceOutput(SampleFailure("LOGITS_NOT_FINITE"))
     return ModelRunnerOutput(tuple(sequences), result.worker_seconds)

@@ -137,7 +137,7 @@ def test_the_newest_of_the_lowest_priority_is_preempted() -> None:
     cluster = Cluster(8, block_size=1, max_num_seqs=3)
     oldest = cluster.add([1], max_tokens=6, priority=-5)
     newest_low, newest = cluster.add([2], max_tokens=6), cluster.add([3], max_tokens=6, priority=1)
-    while cluster.scheduler.num_waiting == 0 or not cluster.running():
+    while not cluster.scheduler.has_waiting or not cluster.running():
         cluster.step()
     assert statuses(oldest, newest_low, newest) == [
         RequestStatus.RUNNING,
@@ -407,7 +407,7 @@ def test_a_draining_worker_takes_nothing_new_but_goes_on() -> None:
     cluster = Cluster(20)
     running = cluster.add([1], max_tokens=3)
     cluster.step()
-    cluster.scheduler.workers[0].draining = True
+    cluster.scheduler.set_draining(0, True)
     waiting = cluster.add([2])
     while cluster.step():
         pass
@@ -419,7 +419,7 @@ def test_what_a_draining_worker_preempts_resumes_there_if_there_is_no_other() ->
     for start in (1, 2):
         cluster.add([start], max_tokens=6)
     cluster.step()
-    cluster.scheduler.workers[0].draining = True
+    cluster.scheduler.set_draining(0, True)
     cluster.run()
     cluster.check_ended()
     assert sum(each.sequences[0].num_preemptions for each in cluster.transcripts) > 0
@@ -433,4 +433,4 @@ def test_times_and_counts_are_those_of_the_request() -> None:
     request = cluster.add(range(9), max_tokens=3)
     cluster.run()
     assert (request.first_scheduled_time, request.worker_seconds) == (request.first_token_time, 3.0)
-    assert (cluster.scheduler.num_waiting, cluster.scheduler.num_running) == (0, 0)
+    assert cluster.is_idle

@@ -104,13 +104,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, draining=st.booleans())
     def drain(self, worker: int, draining: bool) -> None:
         if worker in self.cluster.fakes:
-            self.cluster.scheduler.workers[worker].draining = draining
+            self.cluster.scheduler.set_draining(worker, draining)
 
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
             return
-        for state in self.cluster.scheduler.workers.values():
-            state.draining = False
+        for worker in self.cluster.fakes:
+            self.cluster.scheduler.set_draining(worker, False)
         num_tokens = sum(
             (len(request.prompt_token_ids) + request.max_tokens) * len(request.seeds)
             for request in self.cluster.transcripts
