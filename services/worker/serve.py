@@ -110,6 +110,9 @@ def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable
 
         loaded = load_checkpoint(config.model, dtype=dtype, device=where, backend=backend, progress=progress)
     runner = _make_runner(config, loaded)
+    info = runner.model_info()
+    weights_bytes = sum(weight.nbytes for weight in loaded.model.weights().values())
+    metrics.set_limits(info, weights_bytes)
     seconds = perf_counter() - started
     metrics.MODEL_LOAD.set(seconds)
     _log.info(
@@ -120,7 +123,9 @@ def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable
         dtype=str(dtype),
         dtype_why=why,
         threads=num_threads,
-        num_blocks=runner.model_info().num_blocks,
+        weights_bytes=weights_bytes,
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
     )
     return runner
 
