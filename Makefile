@@ -46,7 +46,7 @@ type: setup ## mypy
 test: setup ## all tests
 	$(BIN)/python -m pytest
 
-check: lint type test ## what a change must pass
+check: lint type test ## what a change must pass, as .ci/run
 
 demo: setup ## three processes on this machine answer a conversation, streamed, with the embedded model
 	$(BIN)/python -m services.cli.demo

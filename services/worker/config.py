@@ -1,34 +1,18 @@
 """The worker's flags and environment variables."""
 
-import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import ByteSize, Field, model_validator
 
 from shared.config import ListenAddress, ModelFolder, ServiceConfig
 from shared.demo_model import PATH as DEMO_MODEL
 from shared.wire import Address
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def _parse_bytes(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError("allowed: a number with KB, MB, GB, KiB, MiB or GiB, as in 1GiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-MemorySize = Annotated[int, BeforeValidator(_parse_bytes)]
+_DEFAULT_CACHE_MEMORY = 2**30
 
 
 class DeviceChoice(StrEnum):
-    """Where the model runs."""
-
     AUTO = "auto"
     CPU = "cpu"
     MPS = "mps"
@@ -36,8 +20,6 @@ class DeviceChoice(StrEnum):
 
 
 class DtypeChoice(StrEnum):
-    """The type of weights and cache."""
-
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -57,10 +39,10 @@ class WorkerConfig(ServiceConfig):
     )
     device: DeviceChoice = Field(DeviceChoice.AUTO, description="auto takes an accelerator if there is one.")
     dtype: DtypeChoice = Field(
-        DtypeChoice.AUTO, description="Of weights and cache; auto: what the device does well."
+        DtypeChoice.AUTO, description="Of weights and cache; auto: what suits checkpoint and device."
     )
-    kv_cache_memory: MemorySize | None = Field(
-        None, gt=0, description="Bytes for the KV cache. (default: 1GiB)"
+    kv_cache_memory: ByteSize | None = Field(
+        None, gt=0, description="Bytes for the KV cache, as in 512MiB or 20GB. (default: 1GiB)"
     )
     num_blocks: int | None = Field(None, ge=2, description="Instead: blocks, the null block included.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens per block.")
@@ -79,12 +61,12 @@ class WorkerConfig(ServiceConfig):
     )
     record: Path | None = Field(
         None,
-        description="To debug: append sessions, steps and results to this file, which `triptych replay` runs "
-        "again. It holds the prompts' tokens.",
+        description="To debug: append sessions, steps and results to this file, for `triptych replay`. "
+        "It holds the prompts' tokens.",
     )
     tls_allowed_peers: str | None = Field(
         None,
-        description="With --tls-client-auth: names, separated by commas, whose owners may open a session.",
+        description="With --tls-client-auth: certificates' names that may open a session, by commas.",
     )
 
     @model_validator(mode="after")
@@ -97,12 +79,12 @@ class WorkerConfig(ServiceConfig):
 
     @property
     def allowed_peers(self) -> frozenset[str] | None:
-        """The names that may open a session; None: everybody's."""
+        """The names that may open a session; None: all."""
         if self.tls_allowed_peers is None:
             return None
         return frozenset(name for each in self.tls_allowed_peers.split(",") if (name := each.strip()))
 
     @property
     def cache_memory(self) -> int:
-        """Bytes for the cache where no number of blocks is given."""
-        return self.kv_cache_memory or _UNITS["GIB"]
+        """Bytes for the cache, unless num_blocks is given."""
+        return self.kv_cache_memory or _DEFAULT_CACHE_MEMORY

@@ -9,7 +9,7 @@ _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str) -> torch.device:
-    """Resolves "auto", "cpu", "mps" or "cuda". CheckpointError if that is not there."""
+    """Resolves "auto", "cpu", "mps" or "cuda". CheckpointError if this machine has no such device."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(device for device, is_available in available.items() if is_available))
@@ -20,15 +20,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[torch.dtype, str]:
-    """Resolves "auto", "float32" or "bfloat16"; returns the weights' type, and why, for the log.
+    """Resolves "auto", "float32" or "bfloat16"; returns the weights' dtype, and the reason, for the log.
 
     A checkpoint in fp32 or fp16 has bits that bfloat16 lacks, so "auto" keeps them in float32. A bfloat16 one
-    stays as it is on a GPU, and on a CPU whose cores multiply bfloat16 matrices (AMX); on others large ones
-    may take many times as long as in float32. The processor's features decide, not a stopwatch: workers of
-    one kind choose alike, on a busy machine too, and an output that moves between them goes on as it was.
+    stays in bfloat16 on a GPU, and on a CPU with instructions for bfloat16 matrices (AMX); on others large
+    matmuls may take many times as long as in float32. The processor's features decide, not a measurement:
+    workers on equal machines choose alike, however busy these are, so a request may migrate between them.
     """
     if name != "auto":
-        return _TYPES[name], "asked for"
+        return _TYPES[name], "set by --dtype"
     if config.dtype != "bfloat16":
         return torch.float32, f"the checkpoint is in {config.dtype}"
     if device.type != "cpu":
@@ -40,7 +40,7 @@ def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> tuple[
 
 
 def set_threads(num_threads: int | None) -> int:
-    """Sets torch's threads to so many, or to the cores that this process may use; returns the number."""
+    """Sets the number of torch's threads, by default the cores that this process may use; returns it."""
     num_threads = num_threads or num_usable_cores()
     torch.set_num_threads(num_threads)
     return num_threads

@@ -1,9 +1,10 @@
-"""Before a worker serves from anything but a CPU: does this device compute what a CPU does? (pitfall M10)
+"""Run before a worker serves from anything but a CPU: does the device compute what a CPU does? (pitfall M10)
 
 Attention on Apple's MPS was silently wrong in several ways, each in some releases only: a causal leak in half
 precision, a wrong width where values are narrower than keys, NaN for a fully masked row, sorting of strided
-views. So a small model of random weights runs on the device and in fp32 on the CPU, in every way that a step
-can take, and a difference refuses the device. It takes well under a second.
+views. So a small model of random weights runs on the device and in fp32 on the CPU, through both forms of
+attention, chunks, padded decodes and the router; a device that differs is refused. It takes well under a
+second.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import KVCache
 from services.worker.model.layers import Storage
 
-# What the others are measured by.
+# The device that the others are compared with.
 TRUSTED_DEVICE = "cpu"
 REFERENCE_DEVICE = torch.device(TRUSTED_DEVICE)
 # No two sizes alike, values narrower than keys. The router's biases are far apart: no expert is chosen by
@@ -74,7 +75,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 
 
 class SelfTestError(Exception):
-    """The device computes something else. The message is one sentence."""
+    """The device computes wrong results. The message is one sentence."""
 
 
 def check_device(device: torch.device, dtype: torch.dtype, backend: Backend[Any]) -> None:
@@ -89,7 +90,7 @@ def check_device(device: torch.device, dtype: torch.dtype, backend: Backend[Any]
     expected = _logits(DeepseekModel(CONFIG, ReferenceBackend(), reference))
     for i, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         difference = float((ours - theirs).abs().max())
-        # NaN is no difference that could be compared.
+        # False for NaN too.
         if not difference <= TOLERANCE[dtype]:
             raise SelfTestError(
                 f"{device.type} computes something else than the CPU: in step {i + 1} of the self-test, in "
@@ -116,7 +117,7 @@ def _logits(model: DeepseekModel) -> list[Tensor]:
 
 
 def _randomise(model: DeepseekModel) -> None:
-    """The same weights on every device and in every type, but for rounding."""
+    """The same weights on every device and in every dtype, up to rounding."""
     generator = torch.Generator().manual_seed(1)
     for name, tensor in model.weights().items():
         values = torch.randn(tensor.shape, generator=generator) * tensor.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""The worker process: listens at once, loads the model on the model's thread, then turns ready."""
+"""The worker process: listens at once, loads the model on the model thread, then becomes ready."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _log = get_logger()
 
 
 def run(config: WorkerConfig) -> None:
-    """Runs until a signal. Raises ConfigError for what the user can mend."""
+    """Runs until a signal. Raises ConfigError for what the user can fix."""
     configure_logging("worker", config.log_level)
     log_start(config)
     asyncio.run(_serve(config))
@@ -60,7 +60,7 @@ async def _serve(config: WorkerConfig) -> None:
     except BaseException:
         await server.close()
         raise
-    # A pass may still run, past the drain limit: nobody waits for it.
+    # Past the drain limit a pass may still be running on its thread, which would keep the process alive.
     end_process()
 
 
@@ -87,11 +87,11 @@ async def _load_and_serve(
 
 
 class _LoadStoppedError(Exception):
-    """The process was asked to end while it loaded the model."""
+    """SIGTERM came while the model was being loaded."""
 
 
 def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable[[], bool]) -> ModelRunner:
-    """On the model's thread, which also runs every pass: torch's threads belong to the one that sets them."""
+    """On the model thread, which also runs every pass: torch's OpenMP threads belong to their caller."""
     started = perf_counter()
     num_threads = device.set_threads(config.threads)
     backend = ReferenceBackend()
@@ -110,6 +110,9 @@ def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable
 
         loaded = load_checkpoint(config.model, dtype=dtype, device=where, backend=backend, progress=progress)
     runner = _make_runner(config, loaded)
+    info = runner.model_info()
+    weights_bytes = sum(weight.nbytes for weight in loaded.model.weights().values())
+    metrics.set_limits(info, weights_bytes)
     seconds = perf_counter() - started
     metrics.MODEL_LOAD.set(seconds)
     _log.info(
@@ -120,13 +123,14 @@ def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable
         dtype=str(dtype),
         dtype_why=why,
         threads=num_threads,
-        num_blocks=runner.model_info().num_blocks,
+        weights_bytes=weights_bytes,
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
     )
     return runner
 
 
 def _make_runner(config: WorkerConfig, loaded: LoadedModel) -> ModelRunner:
-    """With a cache of the size asked for."""
     num_blocks = config.num_blocks or num_blocks_for(
         config.cache_memory, loaded.config, config.block_size, loaded.model.dtype
     )
@@ -141,12 +145,12 @@ def _make_runner(config: WorkerConfig, loaded: LoadedModel) -> ModelRunner:
             max_model_len=config.max_model_len or loaded.config.max_position_embeddings,
             poison_cache=config.poison_cache,
         )
-    except (MemoryError, OSError, RuntimeError) as error:  # mmap and torch have no common one
+    except (MemoryError, OSError, RuntimeError) as error:  # the first two from mmap, the last from torch
         raise ConfigError(f"there is no memory for a cache of {num_blocks} blocks: {error}") from None
 
 
 async def _watch_passes(server: GrpcServer, servicer: WorkerServicer, overdue_seconds: float) -> None:
-    """Readiness follows the pass that runs: overdue, the worker takes nothing new until it returns."""
+    """NOT_SERVING while the running pass is overdue."""
     was_ready: bool | None = None
     while True:
         started = servicer.pass_started

@@ -1,5 +1,5 @@
-"""WorkerService: sessions and steps over gRPC. The model runs on one thread of its own; this loop never waits
-for it, so health answers in the middle of a long pass."""
+"""WorkerService: sessions and steps over gRPC. The model runs on a thread of its own, so that the event loop
+answers health checks in the middle of a long pass."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ _log = get_logger()
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers as soon as `model_loaded` was called."""
+    """Refuses calls with MODEL_LOADING until `model_loaded` is called."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         allowed_peers: frozenset[str] | None,
         record: SessionRecord | None,
     ) -> None:
-        """`model_thread` has one thread, which owns the model. `allowed_peers`: None allows everybody."""
+        """`model_thread` has one thread, which owns the model. `allowed_peers`: None allows all."""
         self._served_model_name = served_model_name
         self._model_thread = model_thread
         self._allowed_peers = allowed_peers
@@ -41,20 +41,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self.is_draining = asyncio.Event()
 
     def model_loaded(self, runner: ModelRunner) -> None:
-        """From now on sessions open."""
         self._runner = runner
         self._execute_step = runner.execute
         if self._record is not None:
             self._execute_step = self._record.around(runner.execute, runner.model_info().max_logprobs)
 
     async def GetModelInfo(self, request: Any, context: Any) -> worker_pb2.GetModelInfoResponse:
-        """The model, its limits and the size of the cache."""
         return worker_pb2.GetModelInfoResponse(model_info=self._model_info())
 
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], context: Any
     ) -> AsyncIterator[worker_pb2.ExecuteResponse]:
-        """One session."""
         self._check_peer(context)
         model_info = self._model_info()
         session, opened = await self._open(request_iterator, model_info)
@@ -66,7 +63,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     raise ServiceError(Reason.MALFORMED_SESSION, "after `open` every message is a `step`")
                 yield worker_pb2.ExecuteResponse(result=await self._execute(session, message.step))
         finally:
-            self._sessions.close(session)
             _log.info("session_ended", scheduler=session.scheduler_id, generation=session.generation)
 
     async def _open(
@@ -75,14 +71,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         message = await anext(aiter(request_iterator), None)
         if message is None or message.WhichOneof("message") != "open":
             raise ServiceError(Reason.MALFORMED_SESSION, "the first message of a session is `open`")
-        session = await self._sessions.open(message.open)
-        opened = worker_pb2.SessionOpened(
-            worker_epoch=self._sessions.worker_epoch,
-            session_id=session.session_id,
-            cache_retained=session.cache_retained,
-            last_executed_step_id=session.resumed_step_id,
-            model_info=model_info,
-        )
+        session, opened = await self._sessions.open(message.open)
+        opened.model_info.CopyFrom(model_info)
         if self._record is not None:
             self._record.opened(message.open, opened)
         return session, opened
@@ -98,7 +88,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.wait((message, fenced, draining), return_when=asyncio.FIRST_COMPLETED)
             session.check_fenced()
             if not message.done():
-                # The scheduler sees NOT_SERVING and sends no new work; what still runs may end.
+                # The scheduler sees NOT_SERVING and starts no requests; those that run may send more steps.
                 await asyncio.wait((message, fenced), return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
                 session.check_fenced()
             if not message.done():
@@ -109,7 +99,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 task.cancel()
 
     async def _execute(self, session: Session, step: worker_pb2.Step) -> worker_pb2.StepResult:
-        """One pass. Shielded: it ends, also when its caller goes away, before anybody starts another."""
+        """One pass. Shielded: if its caller goes away it still completes, before another one starts."""
         arrived = perf_counter()
         session.check_step_id(step.step_id)
         return await asyncio.shield(asyncio.ensure_future(self._pass(session, step, arrived)))

@@ -1,4 +1,4 @@
-"""What must be set in this process before torch is imported: how its threads wait, what malloc gives back."""
+"""What must be set before torch is imported: how its threads wait, and what malloc returns to the kernel."""
 
 import ctypes
 import os
@@ -16,21 +16,20 @@ def tune_process() -> None:
 
 
 def bound_spinning() -> None:
-    """A thread of torch's that waits for the others spins for many milliseconds by default.
+    """By default an OpenMP thread that waits for the others spins for many milliseconds.
 
-    With a core that anybody else uses too (another service, a neighbour), that takes the time which the
-    thread waited for needs: a decode of the embedded model takes 740 ms then, and about 10 ms with spinning
-    bounded. Bounded too tightly, threads on idle cores fall asleep within a pass (tests/bench/LOG.md).
-    libgomp reads the variable when it is loaded.
+    On a core shared with another process it then takes the time of the thread that it waits for: a decode of
+    the embedded model takes 740 ms, and about 10 ms with spinning bounded. With too low a bound, threads on
+    idle cores fall asleep within a pass (tests/bench/LOG.md). libgomp reads the variable when it is loaded.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 
 def keep_freed_memory() -> None:
-    """Large temporary tensors are reused instead of given back to the kernel and faulted in again.
+    """Makes malloc reuse the memory of large temporary tensors instead of returning it to the kernel.
 
-    glibc maps and unmaps each tensor above 32 MiB, and every large one of a thread that is not the first.
-    Half the time of a long prefill goes into page faults then. One arena, which keeps what it had.
+    By default glibc maps and unmaps each tensor above 32 MiB, and every large one of a thread that is not the
+    first: half the time of a long prefill goes into page faults. So there is one arena, never trimmed.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent from other C libraries

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from services.worker.model.configuration import ModelConfig
 
-# Elements of each tensor that are hashed. All of them would mean reading the checkpoint twice.
+# Elements of each tensor that are hashed. Hashing all of them would slow loading down.
 _NUM_SAMPLES = 256
 
 

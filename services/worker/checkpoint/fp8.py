@@ -29,7 +29,7 @@ def dequantise(name: str, weight: Tensor, scale: Tensor | None, block_size: tupl
             f"tensor {name}{SCALE_SUFFIX} has shape {list(scale.shape)}; allowed: {expected}"
         )
     result = weight.float()
-    # By rows of blocks, in place: a whole tensor of scales would double what is held.
+    # By rows of blocks, in place: a whole tensor of scales would double the peak memory.
     for rows, row_scale in zip(result.split(block_size[0]), scale.float(), strict=True):
         rows.mul_(row_scale.repeat_interleave(block_size[1])[: weight.shape[1]])
     return result

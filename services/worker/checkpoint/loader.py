@@ -1,7 +1,7 @@
 """Loads a checkpoint folder: safetensors, one file or shards, tensor by tensor into the model's own memory.
 
-Peak memory is the model plus the one tensor in hand (files are mapped, not read). Strict: each tensor that is
-missing, unexpected or of another shape is named, and nothing is served.
+Peak memory is the model plus one tensor (files are mapped, not read). Strict: a tensor that is missing,
+unexpected or of another shape is an error that names it.
 """
 
 import re
@@ -28,14 +28,12 @@ _LOADABLE = (torch.bfloat16, torch.float16, torch.float32)
 # Written by old versions of transformers; computed from the configuration, not learned.
 _COMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
-# So many bad tensors are named in one error.
+# Tensors that one error names.
 _MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run, and what identifies it."""
-
     model: DeepseekModel
     config: ModelConfig
     # As in ModelInfo.
@@ -51,7 +49,7 @@ def load_checkpoint(
     backend: Backend[Any],
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """Loads a folder; CheckpointError for its faults. `progress` hears (tensors read, tensors in all)."""
+    """CheckpointError for whatever is wrong with the folder. `progress` gets (tensors read, their number)."""
     config = ModelConfig.from_folder(folder)
     try:
         tokenizer = tokenizer_fingerprint(folder)
@@ -73,7 +71,7 @@ def load_checkpoint(
 
 
 def _is_skipped(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor of the checkpoint belongs to nothing that runs here."""
+    """Whether the pass does not use this tensor of the checkpoint."""
     layer = _LAYER.match(name)
     # Layers past the last are for multi-token prediction.
     is_extra_layer = layer is not None and int(layer[1]) >= config.num_hidden_layers
@@ -97,8 +95,8 @@ def _refuse_unmatched(
 def _weights(
     files: dict[Path, list[str]], config: ModelConfig, fingerprint: ModelFingerprint
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight once, dequantised if it is in FP8; all that is read enters the fingerprint."""
-    # A weight's scale may lie in another shard. All scales together are small; a copy lets go of its file.
+    """Every weight once, dequantised if it is in FP8. Weights and scales enter the fingerprint."""
+    # A weight's scale may be in another shard. All scales together are small; copies keep no file mapped.
     scales = {name: scale.clone() for name, scale in _tensors(files, are_scales=True)}
     for name, scale in scales.items():
         fingerprint.add(name, scale)
@@ -126,7 +124,7 @@ def _file_errors(path: Path) -> Iterator[None]:
 
 
 def _fill(name: str, destination: Tensor, tensor: Tensor) -> None:
-    """Copies, and converts to the destination's type: the model's, or fp32 for the router."""
+    """Copies, converting to the destination's dtype: the model's, or fp32 for the router."""
     if tensor.dtype not in _LOADABLE:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _LOADABLE)
         raise CheckpointError(

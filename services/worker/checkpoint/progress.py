@@ -1,4 +1,4 @@
-"""What is seen of a load: a bar on a terminal, log lines otherwise."""
+"""Shows how far loading is: a progress bar on a terminal, log lines otherwise."""
 
 import sys
 from time import perf_counter
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shared.log import get_logger
 
-# Between two lines; a load that ends sooner has none.
+# Between two log lines.
 LINE_SECONDS = 5.0
 
 _log = get_logger()
@@ -19,7 +19,7 @@ class LoadProgress:
     """Called with (tensors read, tensors in all) after each tensor, inside a `with`."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """console: stderr's by default, where the logs go too: FORCE_COLOR puts no bar into them."""
+        """console: by default stderr, with a bar only if that is a terminal, whatever FORCE_COLOR says."""
         console = console or Console(file=sys.stderr, force_terminal=sys.stderr.isatty())
         columns = (TextColumn("loading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None

@@ -1,7 +1,7 @@
-"""What a backend is: the two blocks of a layer, and what all layers of one step share.
+"""The interface of a backend: the two blocks of a layer, and what all layers of one step share.
 
-The cut is at whole blocks, so that a native backend may fuse what is inside. Callers never ask which backend
-they have. A block adds to the residual stream: it takes `hidden` [tokens, hidden_size] and returns it with
+It is cut at whole blocks, so that a native backend can fuse what is inside. Callers never branch on the
+backend. A block includes the residual connection: it takes `hidden` [tokens, hidden_size] and returns it with
 its own output added.
 """
 
@@ -23,7 +23,7 @@ class AttentionBlock(ABC, Generic[PlanT]):
 
     @abstractmethod
     def weights(self) -> Weights:
-        """Where the loader puts the layer's tensors, by the checkpoint's names below `model.layers.N.`."""
+        """The tensors that the loader fills, by the checkpoint's names below `model.layers.N.`."""
 
     @abstractmethod
     def forward(self, hidden: Tensor, plan: PlanT, cache_layer: Tensor) -> Tensor:
@@ -39,12 +39,10 @@ class FeedForwardBlock(ABC):
 
     @abstractmethod
     def forward(self, hidden: Tensor) -> Tensor:
-        """Each row for itself."""
+        """hidden [tokens, hidden_size] -> the same shape; rows are independent."""
 
 
 class Backend(ABC, Generic[PlanT]):
-    """Makes the blocks of one model."""
-
     # As in ModelInfo.backend.
     name: str
 
@@ -58,4 +56,4 @@ class Backend(ABC, Generic[PlanT]):
 
     @abstractmethod
     def plan(self, config: ModelConfig, batch: InputBatch, cos: Tensor, sin: Tensor) -> PlanT:
-        """What every attention block of this step needs; cos and sin as `Rope.cos_sin` gives them."""
+        """What every attention block of this step needs. cos and sin are `Rope.cos_sin` of its positions."""

@@ -1,8 +1,8 @@
 """The model's configuration, read from a checkpoint folder's config.json and generation_config.json.
 
-One `ModelConfig`, whichever way the file is written: transformers 5 (`rope_parameters`, `dtype`) or the
+One `ModelConfig` for both ways of writing the file: transformers 5 (`rope_parameters`, `dtype`) and the
 original (`rope_theta` and `rope_scaling`, `torch_dtype`). Fields have the checkpoint's names. Only what the
-pass reads is kept, so two files that describe the same model give equal configurations.
+pass uses is kept, so two files that describe the same model give equal configurations.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _TOPK_METHODS = {
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: plain ("default"), or YaRN with DeepSeek's two scales (see model/rope.py)."""
+    """Plain ("default"), or YaRN with DeepSeek's two scales (see rope.py)."""
 
     rope_type: str
     rope_theta: float
@@ -78,12 +78,11 @@ class ModelConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """Width of one head's query and key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def cache_row_size(self) -> int:
-        """Elements that one token leaves in one layer's cache: kv_c_normed ++ k_pe."""
+        """Elements of one token in one layer's cache: kv_c_normed ++ k_pe."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def is_moe_layer(self, layer_index: int) -> bool:
@@ -92,7 +91,7 @@ class ModelConfig:
         return self.n_routed_experts > 0 and is_past_dense and layer_index % self.moe_layer_freq == 0
 
     def normalised(self) -> dict[str, Any]:
-        """The configuration as plain values, for the fingerprint."""
+        """As plain values, for the fingerprint."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -206,7 +205,7 @@ def _weight_block_size(fields: Fields) -> tuple[int, int] | None:
 
 
 def _check(config: ModelConfig, fields: Fields) -> None:
-    """What holds between fields."""
+    """Rules that involve several fields."""
     if config.qk_rope_head_dim % 2:
         raise fields.error("qk_rope_head_dim", config.qk_rope_head_dim, "even numbers")
     for token_id in config.eos_token_ids:

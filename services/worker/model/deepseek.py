@@ -15,7 +15,7 @@ from services.worker.model.rope import Rope
 
 
 class DeepseekModel:
-    """DeepseekV2ForCausalLM or DeepseekV3ForCausalLM; undefined until the loader has filled it."""
+    """DeepseekV2ForCausalLM or DeepseekV3ForCausalLM; weights are undefined until the loader fills them."""
 
     def __init__(self, config: ModelConfig, backend: Backend[Any], storage: Storage) -> None:
         self.config = config
@@ -33,7 +33,7 @@ class DeepseekModel:
         self._lm_head = self._embed_tokens if is_tied else torch.empty_like(self._embed_tokens)
 
     def weights(self) -> Weights:
-        """Where each of the checkpoint's tensors goes, by its name there."""
+        """The tensors that the loader fills, by the checkpoint's names."""
         weights = {"model.embed_tokens.weight": self._embed_tokens, **self._norm.weights("model.norm")}
         if not self.config.tie_word_embeddings:
             weights["lm_head.weight"] = self._lm_head
@@ -43,7 +43,7 @@ class DeepseekModel:
         return weights
 
     def forward(self, batch: InputBatch, cache: KVCache) -> Tensor:
-        """Runs all layers over the packed tokens and writes their rows; -> hidden [tokens, hidden_size]."""
+        """Runs all layers over the tokens and writes their cache rows; -> hidden [tokens, hidden_size]."""
         plan = self.backend.plan(self.config, batch, *self._rope.cos_sin(batch.positions))
         hidden = F.embedding(batch.input_ids, self._embed_tokens)
         for i, (attention, feed_forward) in enumerate(self._layers):

@@ -1,4 +1,4 @@
-"""A step as tensors: the tokens of all its sequences packed one after the other, without padding."""
+"""A step as tensors: the tokens of all its sequences one after another, without padding."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class InputBatch:
     input_ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
-    # On the host, for whoever plans the work: [N + 1], [N], [N], and each sequence's own table.
+    # On the host, for planning: [N + 1], [N], [N], and each sequence's own table.
     query_start_loc: np.ndarray
     context_lens: np.ndarray
     seq_lens: np.ndarray
@@ -29,7 +29,7 @@ class InputBatch:
 
     @classmethod
     def from_step(cls, step: worker_pb2.Step, *, block_size: int, device: torch.device) -> "InputBatch":
-        """Packs a step that `check_step` has passed."""
+        """Packs a step that passed `check_step`."""
         token_ids = [np.array(sequence.token_ids, dtype=np.int64) for sequence in step.sequences]
         block_tables = [np.array(sequence.block_ids, dtype=np.int64) for sequence in step.sequences]
         context_lens = np.array([sequence.context_len for sequence in step.sequences], dtype=np.int64)
@@ -58,5 +58,5 @@ class InputBatch:
 
     @property
     def query_lens(self) -> np.ndarray:
-        """Tokens of each sequence, [N]."""
+        """[N]"""
         return np.diff(self.query_start_loc)

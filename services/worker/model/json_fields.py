@@ -41,7 +41,6 @@ class Fields:
         return self._values.get(name)
 
     def error(self, name: str, value: object, allowed: str) -> CheckpointError:
-        """The error for a bad value."""
         return CheckpointError(f"{self._path}: {self._prefix}{name} is {_as_json(value)}; allowed: {allowed}")
 
     def section(self, name: str) -> "Fields":
@@ -52,14 +51,14 @@ class Fields:
         return Fields(self._path, value, f"{self._prefix}{name}.")
 
     def integer(self, name: str, *, default: int | None = None, at_least: int = 0) -> int:
-        """An integer; without a default it must be there."""
+        """Required if there is no default."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise self.error(name, value, f"integers from {at_least}")
         return value
 
     def number(self, name: str, *, default: float | None = None, above: float = -math.inf) -> float:
-        """A finite number; without a default it must be there."""
+        """A finite number. Required if there is no default."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, value, "a number")
@@ -70,11 +69,9 @@ class Fields:
         return float(value)
 
     def boolean(self, name: str, *, default: bool) -> bool:
-        """True or false."""
         return self.choice(name, (False, True), default=default)
 
     def choice(self, name: str, allowed: Sequence[T], *, default: T) -> T:
-        """One of the allowed values."""
         value = default if self.get(name) is None else self.get(name)
         if value not in allowed:
             raise self.error(name, value, " or ".join(_as_json(choice) for choice in allowed))
@@ -90,7 +87,7 @@ class Fields:
         return values
 
     def refuse_others(self, known: set[str]) -> None:
-        """Refuses a field that nothing here would obey."""
+        """Refuses a field that would have no effect."""
         for name, value in self._values.items():
             if name not in known and value is not None:
                 raise self.error(name, value, "nothing, this field is unknown")

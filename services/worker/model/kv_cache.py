@@ -15,8 +15,8 @@ NULL_BLOCK = 0
 class KVCache:
     """Rows kv_c_normed ++ k_pe of every layer, block and offset.
 
-    Starts at zero. The null block stays so: nothing may write it, and a reader that must fill up a rectangle
-    reads its slot 0, so that what is masked out is finite (0 × NaN would reach the output).
+    Starts at zero. The null block stays zero: nothing writes it, and its slot 0 pads batches, so that masked
+    values are finite (0 × NaN would reach the output).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the CPU, memory that the kernel gives only when it is first written: an idle cache takes none."""
+    """On the CPU in pages that the kernel allocates on first write: an unused cache takes no memory."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

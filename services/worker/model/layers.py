@@ -1,4 +1,4 @@
-"""The small pieces that every layer uses."""
+"""Linear layer, norm and MLP, as every architecture uses them."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Destinations of checkpoint tensors by name: the loader checks shapes against them and copies into them.
+# The tensors that the loader fills, by name: it checks their shapes and copies into them.
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Which type a model's tensors have and where they lie."""
+    """The dtype of a model's tensors, and their device."""
 
     dtype: torch.dtype
     device: torch.device
 
     def empty(self, *shape: int) -> Tensor:
-        """An undefined tensor, for the loader to fill."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 class Linear:
-    """y = x weightᵀ + bias. `weight` [out, in] and `bias` [out] start undefined; the loader fills them."""
+    """y = x weightᵀ + bias, with `weight` [out, in] and `bias` [out]."""
 
     def __init__(self, in_size: int, out_size: int, storage: Storage, *, bias: bool = False) -> None:
         self.weight = storage.empty(out_size, in_size)
@@ -33,7 +32,6 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def weights(self, name: str) -> Weights:
-        """The destinations, below `name`."""
         biases = {} if self.bias is None else {f"{name}.bias": self.bias}
         return {f"{name}.weight": self.weight, **biases}
 
@@ -49,7 +47,6 @@ class RmsNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
 
     def weights(self, name: str) -> Weights:
-        """The destination, below `name`."""
         return {f"{name}.weight": self.weight}
 
 
@@ -67,7 +64,6 @@ class Mlp:
         return swiglu(x, self._gate_up, self._down)
 
     def weights(self, name: str) -> Weights:
-        """The destinations, below `name`."""
         return swiglu_weights(name, self._gate_up, self._down)
 
 

@@ -1,16 +1,16 @@
-"""Rotary position embedding, plain and YaRN, on adjacent pairs.
+"""Rotary position embedding (rope), plain and YaRN, on adjacent pairs.
 
 DeepSeek's checkpoints rotate adjacent pairs (x[2i], x[2i+1]) by the angle position × inv_freq[i] (RoFormer,
-arXiv:2104.09864, eq. 34). Queries and the cached k_pe keep this one layout; transformers' V3 sorts the pairs
-apart first, which is the same permutation of both and leaves every product q·k as it is.
+arXiv:2104.09864, eq. 34). Queries and the cached k_pe keep this layout; transformers' V3 de-interleaves both
+first, the same permutation of q and k, which changes no product q·k.
 
-YaRN (arXiv:2309.00071, §3.2) stretches slow rotations by `factor` and leaves fast ones. It has two scales
+YaRN (arXiv:2309.00071, §3.2) divides low frequencies by `factor` and leaves high ones. It has two scales
 here, both from DeepSeek's own code, with m(s, k) = 0.1·k·ln s + 1 (and 1 for s <= 1):
 
     cos and sin   × m(factor, mscale) / m(factor, mscale_all_dim)
     softmax scale = qk_head_dim^-0.5 × m(factor, mscale_all_dim)², only if mscale_all_dim is not 0
 
-transformers 5.24 differs in one corner, mscale set and mscale_all_dim not: it then ignores mscale.
+transformers 5.24 differs in one case: with mscale set and mscale_all_dim unset it ignores mscale.
 """
 
 import math
@@ -22,12 +22,12 @@ from services.worker.model.configuration import ModelConfig, RopeConfig
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """m(factor, mscale) of the module's header."""
+    """m(factor, mscale) above."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def softmax_scale(config: ModelConfig) -> float:
-    """What scores are multiplied by. Over nope + rope dimensions, in the absorbed form too."""
+    """The factor of q·k, over nope + rope dimensions, in the absorbed form too."""
     scale = config.qk_head_dim**-0.5
     if config.rope.rope_type == "yarn" and config.rope.mscale_all_dim:
         scale *= yarn_mscale(config.rope.factor, config.rope.mscale_all_dim) ** 2
@@ -35,7 +35,7 @@ def softmax_scale(config: ModelConfig) -> float:
 
 
 class Rope:
-    """One model's tables, in fp32: as the model was trained, and as transformers computes them."""
+    """Computed in fp32, as the model was trained, and as transformers does."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         rope = config.rope
@@ -72,6 +72,6 @@ def _inv_freq(rope: RopeConfig, dim: int) -> Tensor:
 
 
 def _pair_of(rotations: float, rope: RopeConfig, dim: int) -> float:
-    """Which pair (not rounded) turns so often within the original context: YaRN's r(d), solved for d."""
+    """The pair (not rounded) with so many rotations in the original context: YaRN's r(d), solved for d."""
     turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
     return dim * math.log(turns) / (2 * math.log(rope.rope_theta))

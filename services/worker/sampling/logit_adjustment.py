@@ -17,7 +17,7 @@ def adjust(logits: Tensor, step: worker_pb2.SamplingStep) -> None:
     _penalise(logits, step)
     if step.logit_bias:
         logits[_ids(step.logit_bias)] += torch.tensor(list(step.logit_bias.values()))
-    # What bias and penalties made infinite still counts as a token that may be chosen; only bans are -inf.
+    # A token whose logit bias or penalties made -inf may still be chosen; only bans are -inf.
     finfo = torch.finfo(logits.dtype)
     logits.clamp_(finfo.min, finfo.max)
     if step.banned_token_ids:

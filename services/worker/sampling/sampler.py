@@ -1,8 +1,8 @@
 """Chooses tokens from logits, exactly as SamplingStep in worker.proto says.
 
-Runs on the CPU, whatever the model's device: sorting and selection are not the same everywhere. Greedy rows
-need one argmax. The others look at their best few logits first; a row that those cannot decide is weighed as
-a whole (whole_row.py). Both ways give the same token, and a row's token depends on nothing else in the batch.
+Runs on the CPU, whatever the model's device: sorting and selection differ between devices. Greedy rows need
+one argmax. The others are drawn from their NUM_CANDIDATES best logits where those suffice, else from the
+whole row (whole_row.py). Both ways give the same token, which depends on nothing else in the batch.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from services.worker.sampling.philox import uniform
 from services.worker.sampling.selection import best, mass
 from services.worker.sampling.whole_row import draw_from_row
 
-# Temperatures below act as 0: only equal logits would make a difference.
+# Temperatures below act as 0.
 MIN_TEMPERATURE = 1e-5
-# How many of the best logits are looked at first.
+# How many of the best logits are tried first.
 NUM_CANDIDATES = 128
 
 _NOT_FINITE = worker_pb2.SAMPLE_ERROR_REASON_LOGITS_NOT_FINITE

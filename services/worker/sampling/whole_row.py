@@ -1,15 +1,15 @@
-"""Drawing from a whole row without sorting it, where the nucleus is wider than a few best tokens.
+"""Draws from a whole row without sorting it, where the nucleus is wider than the sampler's candidates.
 
-The order that the contract draws in (falling probability, rising id) is needed at two places only: where the
-filters stop keeping, and where the draw ends. So tokens are counted and weighed in buckets of similar logits,
-and only the buckets at those places are sorted.
+The contract's order (falling probability, rising id) matters at two places only: where the filters end, and
+where the draw ends. So tokens are counted and their weights summed in buckets of similar logits, and only the
+buckets at those places are sorted.
 """
 
 from typing import Literal
 
 import numpy as np
 
-# A row of 129,280 normal logits has a few hundred tokens in its fullest one.
+# With so many, the fullest bucket of a row of 129,280 normal logits has a few hundred tokens.
 _NUM_BUCKETS = 1024
 # Beyond so many temperatures below the best a weight is 0 in fp64.
 _FARTHEST = 746.0
@@ -25,7 +25,7 @@ class RankedRow:
         self._weights = np.exp(below / -temperature)
         farthest = min(below[np.isfinite(below)].max(), _FARTHEST * temperature)
         per_unit = _NUM_BUCKETS / farthest if farthest > 0 else 0.0
-        # In a bucket of a higher number every logit is smaller. What weighs nothing is in the last one.
+        # Logits fall from bucket to bucket. Tokens of weight 0 are in the last one.
         scaled = np.minimum(below, farthest) * per_unit
         self._buckets = np.minimum(scaled, _NUM_BUCKETS - 1).astype(np.int64)
         self._ends = np.bincount(self._buckets, minlength=_NUM_BUCKETS).cumsum()
@@ -33,16 +33,15 @@ class RankedRow:
 
     @property
     def total(self) -> float:
-        """Mass of the row."""
         return float(self._masses[-1])
 
     @property
     def num_choosable(self) -> int:
-        """Tokens that weigh anything."""
+        """Tokens whose weight is not 0."""
         return int((self._weights > 0).sum())
 
     def num_at_least(self, weight: float) -> int:
-        """Tokens that weigh so much or more; the best one weighs 1."""
+        """Tokens of this weight or more; the best token's is 1."""
         return int((self._weights >= weight).sum())
 
     def mass_of(self, count: int) -> float:
@@ -52,7 +51,7 @@ class RankedRow:
         return float(cumulative[count - 1 - self._start(bucket)])
 
     def rank_at(self, mass: float, side: Literal["left", "right"]) -> int:
-        """How many of the first tokens have a mass together that is below `mass`; right: or equal to it."""
+        """How many of the first tokens together have a mass below `mass`, or, for "right", equal to it."""
         bucket = int(np.searchsorted(self._masses, mass, side=side))
         if bucket == _NUM_BUCKETS:
             return len(self._row)
@@ -60,7 +59,6 @@ class RankedRow:
         return self._start(bucket) + int(np.searchsorted(cumulative, mass, side=side))
 
     def token_at(self, rank: int) -> int:
-        """The token of this rank."""
         bucket = int(np.searchsorted(self._ends, rank, side="right"))
         return int(self._sorted(bucket)[0][rank - self._start(bucket)])
 

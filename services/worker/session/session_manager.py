@@ -12,13 +12,10 @@ from shared.errors import Reason, ServiceError
 class Session:
     """One scheduler's time with the cache."""
 
-    def __init__(self, open_message: worker_pb2.OpenSession) -> None:
+    def __init__(self, message: worker_pb2.OpenSession) -> None:
         self.session_id = uuid.uuid4().hex
-        self.scheduler_id = open_message.scheduler_id
-        self.generation = open_message.generation
-        self.cache_retained = False
-        # Of the session that this one resumes; 0 if there is none, or it executed none.
-        self.resumed_step_id = 0
+        self.scheduler_id = message.scheduler_id
+        self.generation = message.generation
         self.last_executed_step_id: int | None = None
         self.is_fenced = asyncio.Event()
 
@@ -38,38 +35,36 @@ class Session:
 
 
 class SessionManager:
-    """Opens and fences sessions. A pass that runs is never interrupted: `pass_lock` is held around each."""
+    """Opens and fences sessions. A running pass is never interrupted: `pass_lock` is held around each."""
 
     def __init__(self) -> None:
-        self.worker_epoch = uuid.uuid4().hex
         self.pass_lock = asyncio.Lock()
-        self._current: Session | None = None
+        self._worker_epoch = uuid.uuid4().hex
+        # The last one opened. When its stream ends the cache stays as it is, for a session that resumes it.
         self._last: Session | None = None
-        self._highest_generation = 0
 
-    async def open(self, message: worker_pb2.OpenSession) -> Session:
-        """Takes the cache over. Raises FENCED if a later scheduler had it; returns when no pass runs."""
-        if message.generation < self._highest_generation:
-            raise ServiceError(
-                Reason.FENCED,
-                f"open.generation is {message.generation}; a scheduler with generation "
-                f"{self._highest_generation} had this worker",
-                generation=self._highest_generation,
-            )
-        self._highest_generation = message.generation
-        if self._current is not None:
-            self._current.is_fenced.set()
-        session, last = Session(message), self._last
-        self._current = self._last = session
+    async def open(self, message: worker_pb2.OpenSession) -> tuple[Session, worker_pb2.SessionOpened]:
+        """Takes over the cache; returns when no pass runs. All of SessionOpened but model_info.
+
+        Raises FENCED if a scheduler with a higher generation had the cache.
+        """
+        last = self._last
+        if last is not None:
+            if message.generation < last.generation:
+                raise ServiceError(
+                    Reason.FENCED,
+                    f"open.generation is {message.generation}; a scheduler with generation "
+                    f"{last.generation} had this worker",
+                    generation=last.generation,
+                )
+            # Even if its stream has ended: a step of it that has not begun must not run in our time.
+            last.is_fenced.set()
+        session = self._last = Session(message)
+        opened = worker_pb2.SessionOpened(worker_epoch=self._worker_epoch, session_id=session.session_id)
         async with self.pass_lock:
             session.check_fenced()
             if last is not None and last.session_id == message.resume_session_id:
-                # Read only now: the pass that ran until now was its.
-                session.cache_retained = True
-                session.resumed_step_id = last.last_executed_step_id or 0
-            return session
-
-    def close(self, session: Session) -> None:
-        """The stream ended; the cache stays as it is, for a session that resumes."""
-        if self._current is session:
-            self._current = None
+                opened.cache_retained = True
+                # Read only now: the pass that ran until now was its own.
+                opened.last_executed_step_id = last.last_executed_step_id or 0
+            return session, opened

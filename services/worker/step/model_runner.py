@@ -1,7 +1,6 @@
-"""Executes steps: checks, builds tensors, runs the model, chooses tokens. One thread calls it.
+"""Executes steps: checks, builds tensors, runs the model, chooses tokens. Called by one thread.
 
-The worker's whole state is here: the weights and the cache. Nothing of a step outlives it but the rows it
-wrote.
+It holds the worker's whole state, the weights and the cache. Of a step only the rows that it wrote remain.
 """
 
 import time
@@ -22,17 +21,15 @@ from services.worker.step.poison import CachePoison
 from services.worker.step.step_checks import StepLimits, check_step
 from shared.errors import Reason, ServiceError
 
-# Most alternatives per position; more would be noise, and megabytes.
+# Most alternatives per position: a bound on the size of results.
 MAX_LOGPROBS = 20
-# Logits are made for so many rows at once that they hold no more elements than this: 32 MiB in fp32.
+# Logits are computed for at most so many elements at once: 32 MiB in fp32.
 _MAX_LOGITS = 8 * 1024 * 1024
 
 T = TypeVar("T")
 
 
 class ModelRunner:
-    """A loaded model with its cache."""
-
     def __init__(
         self,
         loaded: LoadedModel,
@@ -66,7 +63,7 @@ class ModelRunner:
         )
 
     def model_info(self) -> types_pb2.ModelInfo:
-        """All but the served name, which is not this object's to know."""
+        """All but the served name, which the servicer fills in."""
         config, limits = self._loaded.config, self._limits
         return types_pb2.ModelInfo(
             model_fingerprint=self._loaded.model_fingerprint,
@@ -86,9 +83,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: worker_pb2.Step) -> worker_pb2.StepResult:
-        """One pass. ServiceError MALFORMED_STEP before anything is written, or OUT_OF_MEMORY.
+        """One pass. ServiceError: MALFORMED_STEP, before anything is written, or OUT_OF_MEMORY.
 
-        queue_seconds is the caller's to fill.
+        The caller fills in queue_seconds.
         """
         with _memory_errors():
             started = time.perf_counter()
@@ -135,7 +132,7 @@ class ModelRunner:
         hidden: Tensor,
         timings: worker_pb2.StepTimings,
     ) -> list[worker_pb2.Sample]:
-        """One per pair (row of `hidden`, what to choose there). A row that several share is computed once."""
+        """One per pair (row of `hidden`, SamplingStep). The logits of a shared row are computed once."""
         samples: list[worker_pb2.Sample] = []
         for chunk in _chunks(samplings, self._max_rows):
             rows = sorted({row for row, _ in chunk})
@@ -147,7 +144,7 @@ class ModelRunner:
     def _prompt_logprobs(
         self, sequence: worker_pb2.SequenceStep, start: int, hidden: Tensor, timings: worker_pb2.StepTimings
     ) -> list[types_pb2.PositionLogprobs]:
-        """Of token_ids[1:] and next_token_id, each from the row before it. A row of NaN makes all equal."""
+        """Of token_ids[1:] and next_token_id, each from the row before it. In a row of NaN all are equal."""
         if not sequence.HasField("prompt_logprobs"):
             return []
         predicted = [*sequence.token_ids[1:]]
@@ -165,7 +162,7 @@ class ModelRunner:
         return max(1, _MAX_LOGITS // self._limits.vocab_size)
 
     def _logits(self, hidden: Tensor, rows: list[int], timings: worker_pb2.StepTimings) -> Tensor:
-        """Logits [rows, vocab] on the CPU; their time counts as the model's."""
+        """Logits [rows, vocab] on the CPU. Their time counts as the forward pass's."""
         started = time.perf_counter()
         logits = self._model.logits(hidden[torch.tensor(rows, device=hidden.device)]).cpu()
         timings.forward_seconds += time.perf_counter() - started

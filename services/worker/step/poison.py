@@ -1,4 +1,4 @@
-"""--poison-cache: NaN in every slot that no token owns, so that whoever reads one shows it (pitfall M9)."""
+"""--poison-cache: NaN in every slot without a token, so that reading one shows in results (pitfall M9)."""
 
 import numpy as np
 import torch
@@ -8,14 +8,14 @@ from services.worker.model.kv_cache import NULL_BLOCK, KVCache
 
 
 class CachePoison:
-    """Results stay finite and equal as long as nobody reads what was not written, or no longer counts.
+    """Results stay finite and equal as long as only slots are read whose tokens count.
 
-    The worker does not know which blocks the scheduler has freed. It need not: whoever gets one next says by
-    its context_len that what lies behind is not its own.
+    The worker does not know which blocks the scheduler has freed, and need not: the context_len of the next
+    sequence that uses one says which of its slots hold nothing.
     """
 
     def __init__(self, cache: KVCache, *, num_layers: int, block_size: int) -> None:
-        """Poisons all but the null block, which readers fill rectangles with: nothing is written yet."""
+        """Poisons all blocks but the null block, whose slot 0 pads tables and must stay finite."""
         self._layers = [cache.layer(i) for i in range(num_layers)]
         self._block_size = block_size
         for layer in self._layers:

@@ -1,4 +1,4 @@
-"""Whether a SamplingStep can be executed: the ranges of worker.proto and of SamplingParams."""
+"""Whether a SamplingStep is valid: the ranges of worker.proto and of SamplingParams."""
 
 import math
 

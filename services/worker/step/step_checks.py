@@ -1,4 +1,4 @@
-"""Whether a step can be executed as the contract says; checked before anything is written.
+"""Whether a step is valid by worker.proto; checked before anything is written.
 
 Every error is MALFORMED_STEP and names the path of the field at fault, its value and what is allowed.
 """
@@ -15,8 +15,6 @@ from services.worker.step.sampling_checks import check_sampling
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What one step may ask of this worker."""
-
     vocab_size: int
     num_blocks: int
     block_size: int
@@ -89,7 +87,7 @@ def _check_sequence(field: str, sequence: worker_pb2.SequenceStep, limits: StepL
 
 
 def _check_writes(step: worker_pb2.Step, limits: StepLimits) -> None:
-    """A block that a sequence writes is in its table once and in no other's: nobody reads what changes."""
+    """A block that a sequence writes is in its table once, and in no other's."""
     table_lens = [len(sequence.block_ids) for sequence in step.sequences]
     block_ids = np.fromiter((b for sequence in step.sequences for b in sequence.block_ids), dtype=np.int64)
     index_in_table = np.concatenate([np.arange(table_len) for table_len in table_lens])

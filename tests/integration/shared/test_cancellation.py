@@ -12,7 +12,8 @@ from triptych.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.grpc_client import create_channel
 from tests.integration.shared.fakes import PLAIN, event, serving
 
-SOON = 1.0
+# What is not cleaned up then never is: these handlers wait for ever.
+SOON = 10.0
 REQUEST = scheduler_pb2.GenerateRequest()
 STATUS_REQUEST = scheduler_pb2.GetStatusRequest()
 

@@ -69,8 +69,11 @@ class Worker:
 
     async def until_ready(self) -> None:
         """Until sessions open."""
-        async with asyncio.timeout(10):
-            while await self.health() != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110 no event
+        await self.until(health_pb2.HealthCheckResponse.SERVING)
+
+    async def until(self, status: int) -> None:
+        async with asyncio.timeout(30):
+            while await self.health() != status:  # noqa: ASYNC110 no event
                 await asyncio.sleep(0.01)
 
 

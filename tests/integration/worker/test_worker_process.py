@@ -1,8 +1,7 @@
-"""The way down of a real worker process."""
+"""How a real worker process ends. The bounds are far below what must not be waited for."""
 
 import asyncio
 import signal
-from time import monotonic
 
 import grpc
 from triptych.v1 import worker_pb2_grpc
@@ -16,24 +15,20 @@ DRAINING = (grpc.StatusCode.UNAVAILABLE, Reason.DRAINING)
 
 
 async def test_sigterm_of_an_idle_worker_ends_its_session_and_the_process_quickly() -> None:
-    with started("worker") as worker:
+    with started("worker", "--drain-seconds", "600") as worker:
         worker.wait_until_ready()
         async with grpc.aio.insecure_channel(str(worker.address)) as channel:
             session = Session(worker_pb2_grpc.WorkerServiceStub(channel))
             await session.open()
             await session.execute(step(1))
-            start = monotonic()
             worker.send(signal.SIGTERM)
-            assert await session.end() == DRAINING
-        assert await asyncio.to_thread(worker.wait) == 0
-        assert monotonic() - start < 4
+            assert await asyncio.wait_for(session.end(), 10) == DRAINING
+        assert await asyncio.to_thread(worker.wait, 30) == 0
 
 
 def test_sigterm_while_the_model_loads_ends_the_process_quickly() -> None:
-    with started("worker") as worker:
-        start = monotonic()
-        assert worker.stop() == 0
-        assert monotonic() - start < 4
+    with started("worker", "--drain-seconds", "600") as worker:
+        assert worker.stop(30) == 0
 
 
 async def test_past_the_drain_limit_a_pass_does_not_keep_the_process() -> None:
@@ -43,9 +38,7 @@ async def test_past_the_drain_limit_a_pass_does_not_keep_the_process() -> None:
             session = Session(worker_pb2_grpc.WorkerServiceStub(channel))
             await session.open()
             await session.send(step(1))
-            await asyncio.sleep(0.5)
-            start = monotonic()
+            await asyncio.sleep(0.5)  # the pass has begun, or it is refused all the same
             worker.send(signal.SIGTERM)
-            assert await session.end() == DRAINING
-        assert await asyncio.to_thread(worker.wait) == 0
-        assert monotonic() - start < 4
+            assert await asyncio.wait_for(session.end(), 10) == DRAINING
+        assert await asyncio.to_thread(worker.wait, 30) == 0

@@ -72,7 +72,8 @@ def test_an_error_names_flag_variable_value_and_what_is_allowed() -> None:
     assert message.startswith("--device (or triptych_device) is 'tpu'")
     assert "'auto', 'cpu', 'mps' or 'cuda'" in message
     message = refusal(WorkerConfig, kv_cache_memory="1 parsec")
-    assert message.startswith("--kv-cache-memory (or triptych_kv_cache_memory) is '1 parsec': allowed:")
+    expected = "could not interpret byte unit: parsec"
+    assert message == f"--kv-cache-memory (or triptych_kv_cache_memory) is '1 parsec': {expected}"
     message = refusal(SchedulerConfig, worker="a:1,a:1")
     assert message == "--worker (or triptych_worker) is 'a:1,a:1': the same worker is named twice"
 

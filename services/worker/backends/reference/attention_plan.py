@@ -1,4 +1,4 @@
-"""Who attends how in one step: worked out once on the host, used by every layer."""
+"""Which sequences of a step attend in which form: computed once on the host, used by every layer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,14 +12,12 @@ from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch
 from services.worker.model.kv_cache import NULL_BLOCK
 
-# Rows of the batch: a slice where they lie together, since indexing then copies nothing.
+# Rows of the batch: a slice if they are contiguous, since indexing by one copies nothing.
 Rows = slice | Tensor
 
 
 @dataclass(frozen=True)
 class MhaSequence:
-    """A sequence that attends in the mha form."""
-
     rows: slice
     # [seq_len]
     slots: Tensor
@@ -27,7 +25,7 @@ class MhaSequence:
 
 @dataclass(frozen=True)
 class MqaGroup:
-    """Sequences that attend together in the mqa form: equally many queries, contexts of similar length."""
+    """Sequences that share their mqa matmuls: equally many queries, contexts of similar length."""
 
     rows: Rows
     # [sequences, longest seq_len], the null block's first slot where a sequence is shorter.
@@ -38,7 +36,7 @@ class MqaGroup:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """A step's attention. cos and sin as `Rope.cos_sin` returns them, slot_mapping as in InputBatch."""
+    """cos and sin as `Rope.cos_sin` returns them, slot_mapping as in InputBatch."""
 
     cos: Tensor
     sin: Tensor
@@ -48,7 +46,7 @@ class AttentionPlan:
 
 
 def plan_attention(config: ModelConfig, batch: InputBatch, cos: Tensor, sin: Tensor) -> AttentionPlan:
-    """Chooses each sequence's form by what it costs, and groups those that can share their matmuls."""
+    """Chooses each sequence's form by its cost, and groups those that can share their matmuls."""
     is_mha = [
         is_mha_cheaper(config, int(query_len), int(seq_len))
         for query_len, seq_len in zip(batch.query_lens, batch.seq_lens, strict=True)
@@ -68,7 +66,7 @@ def _mha_sequence(batch: InputBatch, i: int) -> MhaSequence:
 def _mqa_groups(config: ModelConfig, batch: InputBatch, sequences: np.ndarray) -> Iterable[np.ndarray]:
     """Splits sequences into groups of one query length, in which padding costs less than another group would.
 
-    A group's rows fit in MAX_SCRATCH, unless it is one sequence, which then goes in tiles.
+    A group's rows fit in MAX_SCRATCH, unless it is one sequence, which is then processed in tiles.
     """
     by_length = sequences[np.lexsort((batch.seq_lens[sequences], batch.query_lens[sequences]))]
     group: list[int] = []

@@ -13,7 +13,7 @@ from services.worker.model.layers import Mlp, RmsNorm, Storage, Weights
 
 
 class ReferenceAttention(AttentionBlock[AttentionPlan]):
-    """Projections and cache write for the whole batch, attention per sequence or group."""
+    """Projections and cache write for the whole batch, then attention per sequence or group."""
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
         self._norm = RmsNorm(config.hidden_size, config.rms_norm_eps, storage)
@@ -38,7 +38,7 @@ class ReferenceAttention(AttentionBlock[AttentionPlan]):
 
 
 class ReferenceFeedForward(FeedForwardBlock):
-    """The dense MLP or the experts behind their norm."""
+    """The norm, then the dense MLP or the experts."""
 
     def __init__(self, config: ModelConfig, layer_index: int, storage: Storage) -> None:
         self._norm = RmsNorm(config.hidden_size, config.rms_norm_eps, storage)
@@ -55,8 +55,6 @@ class ReferenceFeedForward(FeedForwardBlock):
 
 
 class ReferenceBackend(Backend[AttentionPlan]):
-    """Makes the blocks above."""
-
     name = "reference"
 
     def attention_block(self, config: ModelConfig, storage: Storage) -> AttentionBlock[AttentionPlan]:

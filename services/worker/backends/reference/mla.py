@@ -14,15 +14,15 @@ mha, keys and values materialised from the rows r of the context:
     k = (W_UK kv_c_normed) ++ k_pe        v = W_UV kv_c_normed
     o = Σ_r softmax_r(s · q·k_r) v_r
 
-mqa, absorbed: every head attends to the rows themselves, as one shared key of lora + rope dimensions:
+mqa, absorbed: all heads attend to the rows themselves, as one shared key of lora + rope dimensions:
 
     s · q·k_r = s · ((W_UKᵀ q_nope) ++ q_pe) · row_r           since q_nope·(W_UK c) = (W_UKᵀ q_nope)·c
     o = W_UV Σ_r softmax_r(…) kv_c_normed_r                    since W_UV is linear
 
-Both end in o_proj(o of all heads). They are equal but for rounding.
+Both end in o_proj(o of all heads). They are equal up to rounding.
 
-Neither holds more than about `MAX_SCRATCH` elements at once, at any context: the context goes by in tiles,
-and a tile's partial result is merged with those before it (arXiv:2205.14135, §3.1).
+No temporary tensor has more than about `MAX_SCRATCH` elements, whatever the context: keys are processed in
+tiles, and each tile's partial result is merged into that of the tiles before it (arXiv:2205.14135, §3.1).
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from services.worker.model.rope import rotate, softmax_scale
 
 # DeepSeek's code leaves the inner norms at this value, whatever rms_norm_eps says.
 INNER_NORM_EPS = 1e-6
-# Elements of the largest temporary tensor: 32 MiB in fp32. Large enough for matmuls to run at full speed.
+# Elements: 32 MiB in fp32, large enough for matmuls to run at full speed.
 MAX_SCRATCH = 8 * 1024 * 1024
 
 
@@ -81,7 +81,6 @@ class Mla:
         self._w_uk, self._w_uv = per_head.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
 
     def weights(self, name: str) -> Weights:
-        """The destinations, below `name`."""
         names = ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"]
         names += ["q_proj"] if self._config.q_lora_rank is None else ["q_a_proj", "q_a_layernorm", "q_b_proj"]
         parts = {f"{name}.{part}": getattr(self, f"_{part}") for part in names}
@@ -165,9 +164,9 @@ class Mla:
 
 
 class _Merged:
-    """Softmax-weighted values over the tiles seen so far (online softmax, arXiv:1805.02867).
+    """Softmax-weighted values over the tiles so far (online softmax, arXiv:1805.02867).
 
-    Each query sees something of the first tile, so its largest score is a real one from then on.
+    Every query sees a key of the first tile, so from then on its largest score is not a masked one.
     """
 
     def __init__(self, shape: tuple[int, int, int], like: Tensor, *, is_single: bool) -> None:
@@ -185,10 +184,7 @@ class _Merged:
         return self._sum if self._is_single else (self._sum / self._weight).to(self._dtype)
 
     def add(self, scores: Tensor, values: Tensor, queries: slice = slice(None)) -> None:
-        """Adds a tile for these queries: scores [batch, queries, keys] and values [batch, keys, size].
-
-        Overwrites the scores.
-        """
+        """Adds a tile: scores [batch, queries, keys], which it overwrites, and values [batch, keys, size]."""
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self._is_single:
             self._sum[:, queries] = torch.bmm(scores.softmax(-1).to(values.dtype), values)
@@ -204,14 +200,14 @@ class _Merged:
 
 
 def _hide_future(scores: Tensor, first_query: int, first_key: int) -> None:
-    """Masks keys behind their query: scores [heads, queries, keys], both from these positions onwards."""
+    """Masks keys after their query: scores [heads, queries, keys], from these positions onwards."""
     queries = torch.arange(first_query, first_query + scores.shape[1], device=scores.device)
     keys = torch.arange(first_key, first_key + scores.shape[2], device=scores.device)
     scores.masked_fill_(keys > queries[:, None], torch.finfo(scores.dtype).min)
 
 
 def _tile_size(length: int, elements_each: int) -> int:
-    """How many of `length` items, each of so many elements, make up one tile."""
+    """Items per tile, of `length` items with so many elements each."""
     return min(length, max(1, MAX_SCRATCH // elements_each))
 
 

@@ -1,8 +1,8 @@
-"""Mixture of experts: which experts a token goes to, and running each expert once over its tokens.
+"""Mixture of experts: the router, and each expert's MLP, once over all of its tokens.
 
-The router works in fp32 whatever the model's type, as DeepSeek's code does. With scores s_e of each expert e:
+The router computes in fp32 whatever the model's dtype, as DeepSeek's code does. With a score s per expert:
 
-    V2 (arXiv:2405.04434, §2.2)   s = softmax(x W^T); the weight of a chosen expert is its s.
+    V2 (arXiv:2405.04434, §2.2)   s = softmax(x W^T); the weight of a chosen expert is its s
         greedy                    the num_experts_per_tok largest
         group_limited_greedy      the same, from the topk_group groups with the largest maximum
     V3 (arXiv:2412.19437, §2.1.2) s = sigmoid(x W^T), c = s + e_score_correction_bias
@@ -44,7 +44,6 @@ class Router:
         return ids, self._scaled(scores.gather(1, ids))
 
     def weights(self, name: str) -> Weights:
-        """The destinations, below `name`."""
         biases = {} if self._bias is None else {f"{name}.e_score_correction_bias": self._bias}
         return {f"{name}.weight": self._weight, **biases}
 
@@ -75,8 +74,8 @@ class Experts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, hidden], ids and weights [tokens, k] -> the weighted sum of each token's k experts.
 
-        Pairs of token and choice are sorted by expert, so that each expert multiplies its tokens at once. The
-        sum then runs over a token's own k rows, in fp32 as in DeepSeek's code.
+        Pairs of token and choice are sorted by expert, so that each expert has one matmul for all its tokens.
+        The sum over a token's k rows is in fp32, as in DeepSeek's code.
         """
         num_tokens, k = ids.shape
         pairs_by_expert = ids.flatten().argsort()
@@ -94,7 +93,6 @@ class Experts:
         return torch.bmm(weights.to(sum_dtype)[:, None], by_token)[:, 0].to(x.dtype)
 
     def weights(self, name: str) -> Weights:
-        """The destinations, below `name`."""
         stacked = zip(self._gate_up, self._down, strict=True)
         return {
             key: tensor
@@ -104,7 +102,7 @@ class Experts:
 
 
 class Moe:
-    """One MoE layer's feed-forward part: the routed experts, and the shared ones, which are one dense MLP."""
+    """The routed experts, and the shared ones, which are one dense MLP."""
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
         self._gate = Router(config, storage)
@@ -117,6 +115,5 @@ class Moe:
         return routed if self._shared_experts is None else routed + self._shared_experts(x)
 
     def weights(self, name: str) -> Weights:
-        """The destinations, below `name`."""
         shared = self._shared_experts.weights(f"{name}.shared_experts") if self._shared_experts else {}
         return {**self._gate.weights(f"{name}.gate"), **self._experts.weights(f"{name}.experts"), **shared}
