@@ -14,20 +14,19 @@ from typing import Any, NamedTuple, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import do_indent, do_join, do_mark_safe, do_replace
+from jinja2.filters import do_join, do_mark_safe, do_replace
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import soft_str
 
 from services.render.template.time_limit import check_clock
 from services.render.template.trusted import (
     CONCAT,
     Trusted,
+    TrustingFormatter,
     TrustLiterals,
-    formatted,
-    indented,
     joined,
     modulo,
 )
@@ -65,7 +64,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.binop_table["%"] = modulo
         self.filters[CONCAT] = self.concat
         self.filters["format"] = _format
-        self.filters["indent"] = _indent
         self.filters["join"] = _join
         self.filters["replace"] = _replace
         self.filters["safe"] = lambda value: value if isinstance(value, Trusted) else do_mark_safe(value)
@@ -111,8 +109,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         text = getattr(value, "__self__", None)
         if not isinstance(text, str) or value.__name__ != "format":
             return super().wrap_str_format(value)
-        formatter = SandboxedFormatter(self)
-        return lambda *args, **named: formatted(text, formatter, args, named)
+        return lambda *args, **named: TrustingFormatter(self).vformat(text, args, named)
 
     def _literal(self, text: Trusted) -> nodes.Expr:
         """The expression `environment.literals[index]`."""
@@ -140,10 +137,6 @@ def _look_at_clock(lineno: int) -> nodes.Node:
 
 def _format(text: Any, *values: Any, **named: Any) -> Any:
     return modulo(soft_str(text), named or values)
-
-
-def _indent(text: Any, *args: Any, **kwargs: Any) -> str:
-    return indented(text, *args, **kwargs) if isinstance(text, Trusted) else do_indent(text, *args, **kwargs)
 
 
 @jinja2.pass_eval_context

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.render.template.trusted import Trusted, indented, joined, mask_of, modulo, trusted
+from services.render.template.trusted import Trusted, joined, mask_of, modulo, trusted
 from services.render.tokenizer.control_tokens import TRUSTED, UNTRUSTED
 
 PIECES = st.lists(st.sampled_from(["<a>", "[B]", "a", "B", " ", "\n", "<", "ä", "x"]), max_size=8)
@@ -41,14 +41,9 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "title": lambda a, _: a.title(),
     "capitalize": lambda a, _: a.capitalize(),
     "casefold": lambda a, _: a.casefold(),
-    "center": lambda a, _: a.center(12, "."),
-    "ljust": lambda a, _: a.ljust(12),
-    "rjust": lambda a, _: a.rjust(12),
     "a % b": lambda a, b: modulo(a + "%s, %5s%%" + a, (a, b)),
     "'%s' % a": lambda a, _: modulo("100%% %s|", a),
     "'%(x)s' % a": lambda a, _: modulo("%(x)s-%(y)d", {"x": a, "y": 5}),
-    "indent": lambda a, _: indented(a, 2),
-    "indent first": lambda a, _: indented(a, 1, True, True),
     "~": lambda a, b: joined([a, b, "x", a]),
 }
 

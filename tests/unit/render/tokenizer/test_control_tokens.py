@@ -177,7 +177,7 @@ def test_no_operation_makes_a_control_token_of_content(source: str, content: str
         "{% macro f() %}<think>{% endmacro %}{{ f() }}{% if f() == '<think>' %}+{% endif %}",
         "{% for x in '<think>,</think>'.split(',') %}{{ x }}{% if x == '</think>' %}+{% endif %}{% endfor %}",
         "{{ 123 | replace(2, '<think>', 1) }}{{ '<think>1' | replace(1, 2) }}",
-        "{{ ('<think>\n</think>' | indent(2)) ~ ('<User>' | e) }}{{ ('<think>' | center(20)).strip() }}",
+        "{{ ('<think>\n' ~ ('<User>' | e)) }}{{ ('<｜USER｜>x' | capitalize)[:-1] }}{{ '<THINK>'.lower() }}",
         "{{ 'hi'.replace('h', '<think>') }}{{ ('<think>' + 'a').partition('>')[0] }}",
         "{{ ('<｜Assistant｜>' ~ '<think>')[:-7] }}{{ ('x' + '<think>').removeprefix('x') }}",
     ],
@@ -234,6 +234,8 @@ ENTITIES = "".join(f"&#{ord(char)};" for char in USER)
         ("'{:.9}'.format(content)", USER),
         ("'{c}'.format_map({'c': content})", USER),
         ("'{0[0]}'.format([content])", USER),
+        ("(content ~ '<{}').format(content)", USER),
+        ("(content ~ '<%s') % content", USER),
         ("content | tojson", USER),
         ("content | list | join", USER),
         ("content | reverse", USER[::-1]),
@@ -410,7 +412,14 @@ def test_trusted_content_means_what_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ '<｜user｜>' | title }}", "{{ '<｜user｜>' | list | join }}", "{{ '<｜%s｜>' % 'User' }}"]
+    "source",
+    [
+        "{{ '<｜user｜>' | title }}",
+        "{{ '<｜user｜>' | list | join }}",
+        "{{ '<｜user｜>' | center(20) }}",
+        "{{ '\n<｜user｜>' | indent }}",
+        "{{ '<｜%s｜>' % 'User' }}",
+    ],
 )
 def test_a_template_that_hides_its_own_control_tokens_stops_the_start(source: str, tmp_path: Any) -> None:
     folder = make_folder(tmp_path, tokenizer_config={"chat_template": source})
