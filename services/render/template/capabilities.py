@@ -92,8 +92,8 @@ class Capabilities:
         return {
             "roles": ",".join(shown) + (",any" if self.other_roles.is_shown else ""),
             "parts": ",".join(name for name in shown if self.roles[name].takes_parts) or "none",
-            "arguments": self.calls.arguments.value,
-            "null_content": (self.calls.null_content or NullContent.NULL).value,
+            "arguments": self.calls.arguments.value if self.calls.is_shown else "none",
+            "null_content": (self.role(ASSISTANT).null_content or NullContent.NULL).value,
         }
 
     def warnings(self) -> Iterator[str]:
