@@ -12,7 +12,7 @@ from typing import Any
 
 from triptych.v1 import render_pb2
 
-from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
+from services.render.request.json_text import LONE_SURROGATE, has_lone_surrogate, read_json
 from shared.errors import Reason, ServiceError, out_of_range
 
 CONTINUED_FIELDS = ("content", "reasoning_content")
@@ -22,7 +22,7 @@ CONTINUED_FIELDS = ("content", "reasoning_content")
 # else runs: 30 to 60 ms for so much.
 _MAX_JSON_CHARS = 1024 * 1024
 
-# Only a text with such an escape can hold half of a surrogate pair.
+# Only a text with such an escape can hold a lone surrogate.
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -159,5 +159,5 @@ def _check_size(num_chars: int, field: str) -> None:
 
 
 def _refuse_surrogates(text: str, value: Any, field: str) -> None:
-    if _SURROGATE_ESCAPE.search(text) and has_half_pair(value):
-        raise ServiceError(Reason.INVALID_TEXT, f"{field} {HALF_PAIR}", field=field)
+    if _SURROGATE_ESCAPE.search(text) and has_lone_surrogate(value):
+        raise ServiceError(Reason.INVALID_TEXT, f"{field} {LONE_SURROGATE}", field=field)

@@ -4,8 +4,8 @@ import json
 import math
 from typing import Any, NoReturn
 
-# What is said of a value with half a pair in it.
-HALF_PAIR = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+# What is said of a value that holds one.
+LONE_SURROGATE = "holds a lone surrogate (\\ud800 to \\udfff), which is no character"
 # Deeper than any schema or argument; whoever walks through a value needs no bound of its own.
 MAX_DEPTH = 64
 
@@ -26,8 +26,8 @@ def read_json(text: str) -> Any:
     return value
 
 
-def has_half_pair(value: Any) -> bool:
-    """Whether a text in it holds half of a surrogate pair, which no tokenizer and no message can carry."""
+def has_lone_surrogate(value: Any) -> bool:
+    """Whether a text in it holds a lone surrogate, which no tokenizer and no message can carry."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

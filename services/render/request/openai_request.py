@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from triptych.v1 import render_pb2, types_pb2
 
 from services.render.request.conversation import CONTINUED_FIELDS
-from services.render.request.json_text import HALF_PAIR, has_half_pair, read_json
+from services.render.request.json_text import LONE_SURROGATE, has_lone_surrogate, read_json
 from shared.errors import Reason, ServiceError, out_of_range
 
 
@@ -63,8 +63,8 @@ def _parse(text: str) -> dict[str, Any]:
         raise ServiceError(Reason.INVALID_JSON, f"not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise ServiceError(Reason.INVALID_JSON, "not a JSON object")
-    if has_half_pair(body):
-        raise ServiceError(Reason.INVALID_TEXT, HALF_PAIR)
+    if has_lone_surrogate(body):
+        raise ServiceError(Reason.INVALID_TEXT, LONE_SURROGATE)
     return body
 
 

@@ -17,6 +17,7 @@ Message = dict[str, Any]
 Render = Callable[[list[Message], list[Message]], str]
 
 SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = "system", "developer", "user", "assistant", "tool"
+_EXPECTED_ROLES = (SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL)
 
 
 class NullContent(Enum):
@@ -91,8 +92,8 @@ class Capabilities:
         return {
             "roles": ",".join(shown) + (",any" if self.other_roles.is_shown else ""),
             "parts": ",".join(name for name in shown if self.roles[name].takes_parts) or "none",
-            "arguments": self.calls.arguments.value,
-            "null_content": (self.calls.null_content or NullContent.NULL).value,
+            "arguments": self.calls.arguments.value if self.calls.is_shown else "none",
+            "null_content": (self.role(ASSISTANT).null_content or NullContent.NULL).value,
         }
 
     def warnings(self) -> Iterator[str]:
@@ -157,10 +158,9 @@ class _Prober:
                 roles={USER: replace(user, is_left_out=False, failure=user.failure or _NOTHING)}
             )
         other_roles = self._role(_OTHER_ROLE, calls)
-        names = [SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL]
         # Where every role is shown, none has to be known by its name.
-        more = () if other_roles.is_shown else sorted(set(literals).difference(names))
-        roles = {name: self._role(name, calls) for name in (*names, *more)}
+        more = () if other_roles.is_shown else sorted(set(literals).difference(_EXPECTED_ROLES))
+        roles = {name: self._role(name, calls) for name in (*_EXPECTED_ROLES, *more)}
         return Capabilities(self._tool_definitions(), calls, roles, other_roles)
 
     def _try(self, messages: Sequence[Message], tools: list[Message] | None = None) -> str | None:
@@ -221,7 +221,9 @@ class _Prober:
                 return self._try(_places(role, {"role": role, **message}, call)[place])
 
             support, text = self._first_shown([render({"content": _TEXT})], _TEXT)
-            takes_parts = _shows_parts(render({"content": _PARTS}), text)
+            # A template that takes parts alone shows no text.
+            may_take_parts = support.is_shown or role in _EXPECTED_ROLES
+            takes_parts = may_take_parts and _shows_parts(render({"content": _PARTS}), text)
             if support.is_shown or takes_parts:
                 return RoleSupport(takes_parts=takes_parts, null_content=_null_content(render, text))
             failed.append(support)

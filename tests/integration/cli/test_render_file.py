@@ -82,6 +82,10 @@ def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_
             ["render-file", "-", "--output", "/nowhere/x"],
             "cannot write /nowhere/x: No such file or directory",
         ),
+        (
+            ["render-file", "-", "--chat-template", "/nowhere"],
+            "--chat-template is /nowhere: No such file or directory",
+        ),
         (["render-file", "-", "--model", "/nowhere"], "the model folder /nowhere does not exist"),
         (["render-file"], "Missing argument 'CONVERSATIONS'."),
         (["diff-render", "/nowhere", "-"], "cannot read /nowhere: No such file or directory"),
@@ -111,13 +115,35 @@ def test_colours_asked_for_put_no_progress_where_there_is_no_terminal(conversati
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_what_the_folder_cannot_mean_is_a_warning(conversations: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_together_in_the_folder_is_a_warning(conversations: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model", config={"vocab_size": 1000}, tokenizer_config=V3)
     result = run("render-file", str(conversations), "--model", str(folder))
     assert result.returncode == 0
     assert result.stderr.startswith(
         f"triptych: warning: vocab_size is 1000 in {folder}/config.json, but the "
     )
+
+
+def test_a_template_of_one_s_own_is_rendered_and_what_it_cannot_do_is_said_once(
+    conversations: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    result = run("render-file", str(conversations), "--chat-template", str(file), "--text")
+    assert result.returncode == 0
+    texts = [json.loads(line)["prompt_text"] for line in result.stdout.splitlines()]
+    assert texts == ["<Hi>", "<My name is 你>"]
+    assert result.stderr.splitlines() == [
+        f"triptych: warning: the chat template leaves out {what}: requests with them are refused"
+        for what in ("tool calls of earlier turns", "tool definitions")
+    ]
+    file.write_text("{% if %}")
+    broken = run("render-file", str(conversations), "--chat-template", str(file))
+    assert (broken.returncode, broken.stdout) == (2, "")
+    assert broken.stderr.startswith(
+        f"triptych: --chat-template is {file}: the chat template 'default', line 1: "
+    )
+    assert broken.stderr.count("\n") == 1
 
 
 def test_a_difference_is_shown_and_exits_with_1(conversations: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from services.render.request.json_text import MAX_DEPTH
 from shared.errors import Reason, ServiceError
 
 Message = render_pb2.ChatMessage
-HALF_A_PAIR = '{"text": "\\ud83d alone"}'
+LONE_SURROGATE = '{"text": "\\ud83d alone"}'
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -168,18 +168,18 @@ def test_an_empty_tool_is_refused() -> None:
     assert refusal(tools_json=[""]) == (Reason.PARAMETER_OUT_OF_RANGE, "tools_json[0]")
 
 
-def test_half_a_surrogate_pair_is_refused_with_its_path() -> None:
+def test_a_lone_surrogate_is_refused_with_its_path() -> None:
     user = Message(role="user", content="hi")
-    assert refusal(user, tools_json=[HALF_A_PAIR]) == (Reason.INVALID_TEXT, "tools_json[0]")
-    assert refusal(user, chat_template_kwargs_json=HALF_A_PAIR) == (
+    assert refusal(user, tools_json=[LONE_SURROGATE]) == (Reason.INVALID_TEXT, "tools_json[0]")
+    assert refusal(user, chat_template_kwargs_json=LONE_SURROGATE) == (
         Reason.INVALID_TEXT,
         "chat_template_kwargs_json",
     )
-    assert refusal(Message(role="user", content="hi", extra_json=HALF_A_PAIR)) == (
+    assert refusal(Message(role="user", content="hi", extra_json=LONE_SURROGATE)) == (
         Reason.INVALID_TEXT,
         "messages[0].extra_json",
     )
-    for arguments in (HALF_A_PAIR, '"\\ud83d"', '["\\ud83d"]'):
+    for arguments in (LONE_SURROGATE, '"\\ud83d"', '["\\ud83d"]'):
         call = render_pb2.ToolCall(name="f", arguments_json=arguments)
         assert refusal(user, Message(role="assistant", tool_calls=[call])) == (
             Reason.INVALID_TEXT,

@@ -319,3 +319,15 @@ def test_all_probes_together_take_no_longer_than_one_rendering_may(monkeypatch: 
     endless = ChatTemplate({"default": loop * 2 + "{% endfor %}" * 2}, {}, max_seconds=10_000)
     assert next(ticks) < 11_000
     assert "too long" in endless.capabilities["default"].role("user").failure
+
+
+def test_the_summary_for_the_log_says_how_messages_are_prepared() -> None:
+    assert template_of("kimi_k2").capabilities["default"].summary() == {
+        "roles": "system,developer,user,assistant,tool,any",
+        "parts": "system,developer,user,assistant,tool",
+        "arguments": "text",
+        "null_content": "null",
+    }
+    assert capabilities("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}").summary() == {
+        "roles": "user", "parts": "none", "arguments": "none", "null_content": "null"
+    }  # fmt: skip
