@@ -7,7 +7,6 @@ each Service of a namespace (RENDER_PORT=tcp://…): no name of a Service can pr
 lower-case names for applications.
 """
 
-import json
 import re
 import ssl
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.model_files import CheckpointError, read_json
 from shared.wire import MAX_PORT, Address
 
 ENV_PREFIX = "triptych_"
@@ -50,11 +50,10 @@ def _must_be_file(path: Path) -> Path:
 
 
 def _must_be_model_folder(path: Path) -> Path:
-    config = _must_be_file(path / "config.json")
     try:
-        json.loads(config.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{str(config)!r} is not JSON: {error}") from None
+        read_json(path / "config.json")
+    except CheckpointError as error:
+        raise ValueError(str(error)) from None
     return path
 
 

@@ -3,7 +3,6 @@
 Reads JSON files and nothing else: no weights, no torch, no transformers.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ from triptych.v1 import types_pb2
 
 from shared.config import ConfigError
 from shared.errors import ServiceError
+from shared.model_files import CheckpointError, Fields, eos_token_ids, read_json, read_text
 from shared.sampling_params import validate
+from shared.tokenizer_files import find_tokenizer_file
 
 DEFAULT_TEMPLATE = "default"
 
@@ -33,6 +34,8 @@ class ModelFolder:
     """A model as render knows it."""
 
     path: Path
+    # tokenizer.json or tiktoken.model.
+    tokenizer_file: Path
     # The served name.
     name: str
     # Longest prompt plus output, in tokens.
@@ -48,73 +51,36 @@ class ModelFolder:
     # Sources by name; DEFAULT_TEMPLATE is the one for ordinary chats. Empty: the model is no chat model.
     chat_templates: Mapping[str, str]
 
-    @property
-    def tokenizer_file(self) -> Path:
-        """The tokenizer itself."""
-        return self.path / "tokenizer.json"
-
 
 def load_model_folder(path: Path, served_model_name: str = "") -> ModelFolder:
     """Reads the folder. The served name defaults to the folder's. Raises ConfigError with a sentence."""
+    try:
+        return _load(path, served_model_name)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _load(path: Path, served_model_name: str) -> ModelFolder:
     if not path.is_dir():
-        raise ConfigError(f"the model folder {path} does not exist")
-    if not (path / "tokenizer.json").is_file():
-        raise ConfigError(f"the model folder {path} has no tokenizer.json")
-    config = _read_json(path / "config.json", required=True)
-    generation_config = _read_json(path / "generation_config.json")
-    tokenizer_config = _read_json(path / "tokenizer_config.json")
-    max_model_len = _positive_int(config, "max_position_embeddings", path)
-    vocab_size = _positive_int(config, "vocab_size", path)
+        raise CheckpointError(f"the model folder {path} does not exist")
+    config = Fields(path / "config.json", read_json(path / "config.json"))
+    generation_file = path / "generation_config.json"
+    generation_config = read_json(generation_file, required=False)
+    tokenizer_config = read_json(path / "tokenizer_config.json", required=False)
+    special_tokens_map = read_json(path / "special_tokens_map.json", required=False)
+    max_model_len = config.integer("max_position_embeddings", at_least=1)
+    vocab_size = config.integer("vocab_size", at_least=1)
     return ModelFolder(
         path=path,
+        tokenizer_file=find_tokenizer_file(path),
         name=served_model_name or path.resolve().name,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(path, config, generation_config),
+        eos_token_ids=eos_token_ids(config, Fields(generation_file, generation_config)),
         sampling_defaults=_sampling_defaults(generation_config, vocab_size, max_model_len, path),
-        special_tokens=_special_tokens(tokenizer_config, _read_json(path / "special_tokens_map.json")),
+        special_tokens=_special_tokens(tokenizer_config, special_tokens_map),
         chat_templates=_chat_templates(path, tokenizer_config),
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read {path}: it is not UTF-8") from None
-
-
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """A JSON object; empty if the file is missing and need not be there."""
-    if not required and not path.exists():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold a JSON object")
-    return value
-
-
-def _positive_int(config: dict[str, Any], key: str, path: Path) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{path / 'config.json'}: {key} is {value!r}; it must be a positive integer")
-    return value
-
-
-def _eos_token_ids(path: Path, *configs: dict[str, Any]) -> tuple[int, ...]:
-    ids: set[int] = set()
-    for config in configs:
-        value = config.get("eos_token_id")
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(each, int) for each in values):
-            raise ConfigError(f"{path}: eos_token_id is {value!r}; it must be a token id or a list of them")
-        ids.update(values)
-    return tuple(sorted(ids))
 
 
 def _sampling_defaults(
@@ -132,9 +98,9 @@ def _sampling_defaults(
             params, vocab_size=vocab_size, max_logprobs=None, max_model_len=max_model_len, field=file.name
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}") from None
+        raise CheckpointError(f"{file}: {error}") from None
     except ServiceError as error:
-        raise ConfigError(f"{file}: {error.message}") from None
+        raise CheckpointError(f"{file}: {error.message}") from None
     return params
 
 
@@ -157,9 +123,9 @@ def _special_tokens(*configs: dict[str, Any]) -> dict[str, str]:
 def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """Files of templates win over tokenizer_config.json, which holds one text or a list of named ones."""
     files: Iterable[Path] = sorted((path / "additional_chat_templates").glob("*.jinja"))
-    templates = {file.stem: _read_text(file) for file in files}
+    templates = {file.stem: read_text(file) for file in files}
     if (path / "chat_template.jinja").is_file():
-        templates[DEFAULT_TEMPLATE] = _read_text(path / "chat_template.jinja")
+        templates[DEFAULT_TEMPLATE] = read_text(path / "chat_template.jinja")
     if templates:
         return templates
     value = tokenizer_config.get("chat_template")
@@ -171,4 +137,6 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
         return {entry["name"]: entry["template"] for entry in value}
     except (TypeError, KeyError):
         file = path / "tokenizer_config.json"
-        raise ConfigError(f"{file}: chat_template is neither a text nor a list of named templates") from None
+        raise CheckpointError(
+            f"{file}: chat_template is neither a text nor a list of named templates"
+        ) from None

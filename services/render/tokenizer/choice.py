@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from services.render.tokenizer.library import TokenizerLibrary, TokenizersLibrary
 from services.render.tokenizer.reference import Reference, ReferenceProcess, encodings
-from shared.fingerprint import tokenizer_fingerprint
+from shared.tokenizer_files import tokenizer_fingerprint
 
 
 class TokenizerName(StrEnum):

@@ -16,7 +16,7 @@ from typing import Any
 
 from services.render.tokenizer.control_tokens import Piece
 from services.render.tokenizer.library import TokenizerLibrary, TokenizersLibrary
-from shared.fingerprint import tokenizer_fingerprint
+from shared.tokenizer_files import tokenizer_fingerprint
 
 _MAX_SECONDS = 60.0
 
@@ -25,7 +25,7 @@ _MAX_SECONDS = 60.0
 class Reference:
     """The reference's answers."""
 
-    # As shared.fingerprint has it: reading the whole file needs 60 MB for a moment, and half a second.
+    # As shared.tokenizer_files has it: reading the whole file needs 60 MB for a moment, and half a second.
     fingerprint: str
     # The file's section `decoder`; empty if it has none.
     decoder: dict[str, Any]

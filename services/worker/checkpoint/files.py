@@ -4,8 +4,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from services.worker.model.configuration import CheckpointError
-from services.worker.model.json_fields import read_json
+from shared.model_files import CheckpointError, read_json
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

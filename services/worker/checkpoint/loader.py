@@ -22,7 +22,7 @@ from services.worker.model.backend import Backend
 from services.worker.model.configuration import CheckpointError, ModelConfig
 from services.worker.model.deepseek import DeepseekModel
 from services.worker.model.layers import Storage, Weights
-from shared.fingerprint import tokenizer_fingerprint
+from shared.tokenizer_files import tokenizer_fingerprint
 
 _LOADABLE = (torch.bfloat16, torch.float16, torch.float32)
 # Written by old versions of transformers; computed from the configuration, not learned.
@@ -51,10 +51,7 @@ def load_checkpoint(
 ) -> LoadedModel:
     """CheckpointError for whatever is wrong with the folder. `progress` gets (tensors read, their number)."""
     config = ModelConfig.from_folder(folder)
-    try:
-        tokenizer = tokenizer_fingerprint(folder)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
+    tokenizer = tokenizer_fingerprint(folder)
     files = {
         path: [name for name in names if not _is_skipped(name, config)]
         for path, names in files_of(folder).items()

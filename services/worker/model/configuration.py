@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.worker.model.json_fields import CheckpointError, Fields, read_json
+from shared.model_files import CheckpointError, Fields, eos_token_ids, read_json
 
 __all__ = ["CheckpointError", "ModelConfig", "RopeConfig"]
 
@@ -102,8 +102,8 @@ class ModelConfig:
         path = folder / "config.json"
         fields = Fields(path, read_json(path))
         generation_path = folder / "generation_config.json"
-        generation = read_json(generation_path) if generation_path.exists() else {}
-        return cls.from_fields(fields, Fields(generation_path, generation))
+        generation = Fields(generation_path, read_json(generation_path, required=False))
+        return cls.from_fields(fields, generation)
 
     @classmethod
     def from_fields(cls, fields: Fields, generation: Fields) -> "ModelConfig":
@@ -123,7 +123,6 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
     num_experts = fields.integer("n_routed_experts", default=0)
     topk_methods = _TOPK_METHODS[architecture]
     scoring_func = _SCORING_FUNC[architecture]
-    eos_token_ids = {*fields.integers("eos_token_id"), *generation.integers("eos_token_id")}
     return ModelConfig(
         architecture=architecture,
         dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
@@ -155,7 +154,7 @@ def _read(fields: Fields, generation: Fields) -> ModelConfig:
         norm_topk_prob=fields.boolean("norm_topk_prob", default=False),
         routed_scaling_factor=fields.number("routed_scaling_factor", default=1.0),
         weight_block_size=_weight_block_size(fields),
-        eos_token_ids=tuple(sorted(eos_token_ids)),
+        eos_token_ids=eos_token_ids(fields, generation),
     )
 
 

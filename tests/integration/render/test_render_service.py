@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from triptych.v1 import render_pb2, types_pb2
 
 from shared.errors import DETAILS_KEY, Reason, reason_in
-from shared.fingerprint import tokenizer_fingerprint
+from shared.tokenizer_files import tokenizer_fingerprint
 from tests.integration.render.conftest import MakeRig
 from tests.support.fake_scheduler import Response, admitted, chunk, finished
 from tests.support.render_models import DEMO_MODEL, demo_tokenizer

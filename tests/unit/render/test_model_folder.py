@@ -98,13 +98,17 @@ def test_a_model_without_a_template_is_no_chat_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("config.json", None, "cannot read"),
-        ("config.json", "{", "not valid JSON"),
-        ("config.json", "[]", "JSON object"),
-        ("config.json", '{"vocab_size": 9}', "max_position_embeddings is None"),
-        ("config.json", '{"max_position_embeddings": 8, "vocab_size": "9"}', "vocab_size is '9'"),
+        ("config.json", None, "does not exist"),
+        ("config.json", "{", "is not JSON"),
+        ("config.json", "[]", "holds list; allowed: a JSON object"),
+        ("config.json", '{"vocab_size": 9}', "max_position_embeddings is missing"),
+        (
+            "config.json",
+            '{"max_position_embeddings": 8, "vocab_size": "9"}',
+            'vocab_size is "9"; allowed: integers from 1',
+        ),
         ("generation_config.json", '{"eos_token_id": [1, "2"]}', "eos_token_id is"),
-        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", None, "has no tokenizer.json and no tiktoken.model"),
         ("generation_config.json", '{"top_p": 2}', "top_p is 2"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json"),
         ("generation_config.json", '{"max_new_tokens": -1}', "generation_config.json"),

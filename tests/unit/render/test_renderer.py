@@ -16,7 +16,7 @@ from services.render.template.check import load_chat_template
 from services.render.template.time_limit import time_limit
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
-from shared.fingerprint import tokenizer_fingerprint
+from shared.tokenizer_files import tokenizer_fingerprint
 from tests.support.render_models import (
     DEMO_MODEL,
     TEMPLATES,

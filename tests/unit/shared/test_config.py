@@ -119,7 +119,7 @@ def test_memory_is_a_number_with_a_unit(text: str, num_bytes: int) -> None:
 def test_a_model_folder_must_be_there_with_a_readable_config(tmp_path: Path) -> None:
     missing = refusal(WorkerConfig, model=str(tmp_path / "none"))
     assert "--model (or triptych_model)" in missing
-    assert "cannot read" in missing
+    assert "does not exist" in missing
     (tmp_path / "config.json").mkdir()
     assert "Is a directory" in refusal(WorkerConfig, model=str(tmp_path))
     (tmp_path / "config.json").rmdir()

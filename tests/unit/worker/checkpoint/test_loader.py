@@ -167,7 +167,7 @@ def test_broken_files_are_named(single: Path, sharded: Path, tmp_path: Path) -> 
     assert "holds neither model.safetensors nor" in refusal(sharded)
     assert refusal(tmp_path / "nowhere").endswith("does not exist")
     (single / "tokenizer.json").write_text("no")
-    assert "tokenizer.json cannot be read" in refusal(single)
+    assert "tokenizer.json is not JSON" in refusal(single)
 
 
 def test_the_fingerprint_is_the_same_for_the_same_model_however_it_is_written(

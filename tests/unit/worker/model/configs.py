@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.model.configuration import ModelConfig
-from services.worker.model.json_fields import Fields
+from shared.model_files import Fields
 from tests.support.checkpoint_variants import SIZES
 
 

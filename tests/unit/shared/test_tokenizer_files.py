@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.fingerprint import tokenizer_fingerprint
+from shared.model_files import CheckpointError
+from shared.tokenizer_files import tokenizer_fingerprint
 
 
 def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
@@ -30,5 +31,5 @@ def test_it_is_the_contents_not_the_files(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="Expecting"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         tokenizer_fingerprint(tmp_path)

@@ -1,4 +1,5 @@
-"""Typed reading of a JSON object; an error names the file, the field, its value and what is allowed."""
+"""Reading the files of a Hugging Face model folder; an error names the file, the field, its value and what is
+allowed."""
 
 import json
 import math
@@ -10,17 +11,33 @@ T = TypeVar("T")
 
 
 class CheckpointError(Exception):
-    """The folder cannot be served. The message is one sentence for the person who started the worker."""
+    """The folder cannot be served. The message is one sentence for the person who started the service."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. CheckpointError if the file is missing, unreadable or something else."""
+def read_bytes(path: Path) -> bytes:
+    """CheckpointError if the file is missing or unreadable."""
     try:
-        content = json.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """CheckpointError if the file is missing, unreadable or not UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path} cannot be read: it is not UTF-8") from None
+
+
+def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    """A JSON object; empty if the file is missing and not required. CheckpointError for anything else."""
+    if not required and not path.exists():
+        return {}
+    try:
+        content = json.loads(read_bytes(path))
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -97,6 +114,11 @@ class Fields:
         if value is None:
             raise CheckpointError(f"{self._path}: {self._prefix}{name} is missing")
         return value
+
+
+def eos_token_ids(config: Fields, generation: Fields) -> tuple[int, ...]:
+    """Ids that end a sequence, rising: the union of config.json and generation_config.json."""
+    return tuple(sorted({*config.integers("eos_token_id"), *generation.integers("eos_token_id")}))
 
 
 def _as_json(value: object) -> str:
