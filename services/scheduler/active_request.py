@@ -21,7 +21,7 @@ _FINISH_REASONS = {
 
 
 class ActiveRequest:
-    """Turns the core's events into GenerateResponse and keeps the request's times."""
+    """Turns the core's events into messages and measures the times between them."""
 
     def __init__(self, request: Request, sampling: worker_pb2.SamplingStep, stream: OutputStream) -> None:
         """`sampling`: as sampling.common_sampling makes it."""
@@ -34,7 +34,7 @@ class ActiveRequest:
 
     @property
     def is_over(self) -> bool:
-        """Its last event has been published. (The core's request may be finished before: one step can end
+        """Its last event has been published. (The core's request may be finished earlier: one step can end
         several outputs, and each has its `finished`.)"""
         return self.stream.is_finished
 

@@ -22,8 +22,6 @@ WorkerAddresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_pars
 
 
 class SchedulerConfig(ServiceConfig):
-    """Checked once, when the process starts."""
-
     listen: ListenAddress = Field(
         Address("127.0.0.1", 50052), description="Where the service listens, HOST:PORT."
     )

@@ -18,15 +18,8 @@ _log = get_logger()
 
 
 def report_rejection(error: ServiceError) -> None:
-    """A request that was not admitted."""
+    """A request that was not admitted. (The server's interceptor logs it, as it does every rejected call.)"""
     metrics.ENDED_REQUESTS.labels("rejected", error.reason).inc()
-    _log.info(
-        "request_rejected",
-        reason=error.reason.value,
-        code=error.code.name,
-        field=error.field or None,
-        why=error.message,
-    )
 
 
 def report_end(

@@ -11,38 +11,38 @@ from shared.errors import Reason, ServiceError
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """An event that the caller has not taken yet."""
+class _Unread:
+    """An event that the caller has not read yet."""
 
     event: scheduler_pb2.GenerateResponse
-    # Without the tokens that joined it.
+    # Without the tokens that were merged into it.
     num_bytes_first: int
     num_bytes: int
 
 
 class OutputStream:
-    """The engine puts and never waits; one reader iterates, to `finish` or to the error of `fail`."""
+    """The engine puts and never waits; one reader iterates, until `finish` or the error of `fail`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._waiting: deque[_Waiting] = deque()
-        # Each output's newest event, where that is a chunk: more tokens join it.
-        self._chunks: dict[int, _Waiting] = {}
+        self._unread: deque[_Unread] = deque()
+        # Each output's newest event, if it is a chunk: more tokens are merged into it.
+        self._chunks: dict[int, _Unread] = {}
         self._error: ServiceError | None = None
         self._changed = asyncio.Event()
         self.is_finished = False
 
     def put(self, event: scheduler_pb2.GenerateResponse) -> bool:
-        """Buffers an event; tokens join a chunk of the same output that still waits.
+        """Buffers an event; tokens are merged into a chunk of the same output that is still unread.
 
-        False: the caller has left more than the bound unread, and the stream has ended with SLOW_READER. What
-        is put first never does that, however large: its caller has had no chance to read it.
+        False: the caller has left more than the bound unread, and the stream has ended with SLOW_READER. The
+        oldest unread event does not count, however large: it may be larger than the bound by itself.
         """
         if self.is_finished:
             return True
-        if self._waiting and self._num_bytes - self._waiting[0].num_bytes_first > self._max_bytes:
-            self._waiting.clear()
+        if self._unread and self._num_bytes - self._unread[0].num_bytes_first > self._max_bytes:
+            self._unread.clear()
             self._chunks.clear()
             message = f"the caller left more than {self._max_bytes} bytes of output unread"
             self.fail(ServiceError(Reason.SLOW_READER, message))
@@ -52,19 +52,19 @@ class OutputStream:
         return True
 
     def finish(self) -> None:
-        """Every output has ended."""
+        """Ends the stream once everything is read."""
         self.is_finished = True
         self._changed.set()
 
     def fail(self, error: ServiceError) -> None:
-        """The request has ended with an error."""
+        """As `finish`, and the reader then gets the error."""
         if not self.is_finished:
             self._error = error
             self.finish()
 
     def _append(self, event: scheduler_pb2.GenerateResponse) -> None:
         num_bytes = event.ByteSize()
-        entry = _Waiting(event, num_bytes, num_bytes)
+        entry = _Unread(event, num_bytes, num_bytes)
         self._num_bytes += num_bytes
         open_chunk = self._chunks.pop(event.output_index, None)
         is_chunk = event.HasField("chunk")
@@ -73,12 +73,12 @@ class OutputStream:
             open_chunk.num_bytes += num_bytes
             entry = open_chunk
         else:
-            self._waiting.append(entry)
+            self._unread.append(entry)
         if is_chunk:
             self._chunks[event.output_index] = entry
 
     def _take(self) -> scheduler_pb2.GenerateResponse:
-        taken = self._waiting.popleft()
+        taken = self._unread.popleft()
         self._num_bytes -= taken.num_bytes
         if self._chunks.get(taken.event.output_index) is taken:
             del self._chunks[taken.event.output_index]
@@ -86,7 +86,7 @@ class OutputStream:
 
     async def __aiter__(self) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
         while True:
-            while self._waiting:
+            while self._unread:
                 yield self._take()
             if self.is_finished:
                 break

@@ -26,7 +26,7 @@ _log = get_logger()
 
 
 def run(config: SchedulerConfig) -> None:
-    """Runs until a signal. Raises ConfigError for what the user can mend."""
+    """Runs until a signal. Raises ConfigError for what the user can fix."""
     configure_logging("scheduler", config.log_level)
     log_start(config)
     asyncio.run(_serve(config))
@@ -34,8 +34,6 @@ def run(config: SchedulerConfig) -> None:
 
 @dataclass
 class SchedulerService:
-    """A scheduler that serves."""
-
     engine: Engine
     server: GrpcServer
     address: Address
@@ -45,7 +43,7 @@ class SchedulerService:
 
 @asynccontextmanager
 async def serving(config: SchedulerConfig) -> AsyncIterator[SchedulerService]:
-    """Listens and looks for its workers; the caller awaits `server.run_until_signal`."""
+    """Listens and connects to its workers; the caller awaits `server.run_until_signal`."""
     scheduler_id = f"{socket.gethostname()}:{config.listen.port}"
     generation = time.time_ns() // 1000
     channels = [create_channel(address, config) for address in config.worker]
@@ -87,7 +85,7 @@ async def _follow_readiness(engine: Engine, server: GrpcServer) -> None:
 
 
 def _exit_on_bug(task: "asyncio.Task[None]") -> None:
-    """A loop that died would leave every request hanging: the process says why and ends, and calls break."""
+    """Without its loop every request would hang: the process logs why and exits, and calls break."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("bug", error=repr(error), exc_info=error)
         os._exit(1)

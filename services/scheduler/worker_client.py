@@ -1,4 +1,4 @@
-"""One worker's session: opened when the worker comes, steps one at a time, found lost in bounded time."""
+"""One worker's session: opened once it answers, one step at a time, its loss detected in bounded time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,12 +25,10 @@ class WorkerLostError(Exception):
 
 
 class FencedError(Exception):
-    """A later start of a scheduler has the worker. Never try again."""
+    """A scheduler that started later has the worker. Never try again."""
 
 
 class WorkerClient:
-    """Opens sessions with one worker and runs steps in them."""
-
     def __init__(
         self, address: Address, channel: grpc.aio.Channel, scheduler_id: str, generation: int
     ) -> None:
@@ -75,7 +73,7 @@ class WorkerClient:
         return response.result
 
     async def wait_until_lost(self) -> None:
-        """Returns when the session has ended while no step is outstanding; `raise_lost` then says why."""
+        """Returns once the session has ended, with no step outstanding; `raise_lost` then raises why."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
         await asyncio.wait([self._reading])
@@ -88,12 +86,11 @@ class WorkerClient:
     async def watch_health(self) -> AsyncIterator[bool]:
         """Yields whether the worker takes new work, as that changes; ends with the connection."""
         request = health_pb2.HealthCheckRequest(service=WORKER_SERVICE)
-        with suppress(grpc.aio.AioRpcError):  # the session notices a broken connection
+        with suppress(grpc.aio.AioRpcError):  # the session detects a broken connection
             async for response in self._health.Watch(request):
                 yield response.status == health_pb2.HealthCheckResponse.SERVING
 
     def close(self) -> None:
-        """Ends the session."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None

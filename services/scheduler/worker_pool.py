@@ -1,11 +1,11 @@
-"""What the workers of the pool are together: one model, and limits that every one of them can keep."""
+"""The workers of the pool as one: one model, and limits that each of them can keep."""
 
 from triptych.v1 import types_pb2
 
 from shared.errors import Reason, ServiceError
 
-# Less than this and a worker could serve nothing: one block is the null block, one token of the context the
-# prompt's.
+# With less a worker could serve nothing: one block is the null block, and a prompt takes one token of the
+# context.
 _LEAST = {
     "num_blocks": 2,
     "block_size": 1,
@@ -22,8 +22,8 @@ class WorkerPool:
         self._infos: dict[int, types_pb2.ModelInfo] = {}
 
     def add(self, worker: int, info: types_pb2.ModelInfo) -> None:
-        """Raises ValueError if the worker serves another model, cuts its cache in other blocks, or could
-        serve nothing."""
+        """Raises ValueError if the worker serves another model, has another block size, or could serve
+        nothing."""
         for field, least in _LEAST.items():
             if getattr(info, field) < least:
                 raise ValueError(f"{field} is {getattr(info, field)}; allowed: at least {least}")
@@ -44,7 +44,7 @@ class WorkerPool:
 
     @property
     def weight_dtypes(self) -> set[str]:
-        """The workers' types. With more than one an answer depends on which worker gives it."""
+        """With more than one, an answer depends on the worker that gives it."""
         return {info.weight_dtype for info in self._infos.values()}
 
     @property

@@ -1,8 +1,8 @@
 """Divides a step's tokens among running sequences.
 
 Decodes come first, one token each, so that a long prefill never starves them. What is left goes to prefills
-in order of arrival, each as large a chunk as fits: long prompts take turns in large chunks, since expanding
-their context is repaid only by long ones.
+in order of arrival, each as large a chunk as fits: long prompts take turns in large chunks, since only long
+chunks repay the cost of expanding their context.
 """
 
 from collections.abc import Iterable

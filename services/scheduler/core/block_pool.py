@@ -9,8 +9,8 @@ NULL_BLOCK_ID = 0
 class BlockPool:
     """Every block but the null block is live (referenced), cached (kept for prefix reuse) or free.
 
-    Cached blocks are reclaimed when nothing is free, the least recently released first. `on_evict` is told
-    before such a block is handed out, so that nobody finds it by its old content.
+    Cached blocks are reclaimed when nothing is free, the least recently released first. `on_evict` is called
+    before such a block is handed out, so that it is no longer found by its old content.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
@@ -35,7 +35,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
@@ -44,7 +43,6 @@ class BlockPool:
         return self.num_free + self.num_cached
 
     def is_cached(self, block_id: int) -> bool:
-        """Whether it is kept only for prefix reuse."""
         return block_id in self._cached
 
     def allocate(self) -> int:
@@ -58,12 +56,12 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """One more reference to a live or cached block."""
+        """Adds a reference to a live or cached block."""
         self._cached.pop(block_id, None)
         self._num_references[block_id] = self._num_references.get(block_id, 0) + 1
 
     def release(self, block_id: int, *, keep: bool) -> None:
-        """One reference less. After the last one the block is cached if `keep`, else free."""
+        """Drops a reference. Without any, the block is cached if `keep`, else free."""
         self._num_references[block_id] -= 1
         if self._num_references[block_id]:
             return

@@ -6,7 +6,7 @@ from services.scheduler.core.request import Sequence
 
 
 class KVCacheManager:
-    """What the scheduler asks for blocks. Owns the pool and the prefix cache of one worker."""
+    """Owns the block pool and the prefix cache of one worker."""
 
     def __init__(
         self, num_blocks: int, block_size: int, model_identity: str, hash_function: HashBlock = hash_block
@@ -16,17 +16,16 @@ class KVCacheManager:
         self.block_pool = BlockPool(num_blocks, on_evict=self.prefix_cache.evict)
         # Per live sequence: how many of its blocks are in the prefix cache, and the last of them.
         self._inserted: dict[Sequence, tuple[int, CachedBlock | None]] = {}
-        # For whom was looked last, and what was found: one that does not fit is asked for at each step.
+        # The last lookup and what it found: a sequence that does not fit is looked up again at each step.
         self._last_match: tuple[Sequence | None, list[CachedBlock]] = (None, [])
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens need."""
         return -(-num_tokens // self.block_size)
 
     def get_computed_blocks(self, sequence: Sequence) -> list[CachedBlock]:
         """Cached blocks that hold the start of the sequence; at least one token stays to be computed.
 
-        A request for prompt log-probabilities reads nothing: it needs every position computed.
+        A request for prompt log-probabilities reuses nothing: every position must be computed.
         """
         if sequence.request.prompt_logprobs is not None:
             return []
@@ -40,7 +39,7 @@ class KVCacheManager:
         return blocks
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the pool alone is large enough for it; the last token of an output is never computed."""
+        """Whether the whole cache is large enough for it; the last token of an output is never computed."""
         request = sequence.request
         num_tokens = len(request.prompt_token_ids) + request.max_tokens - 1
         return self.num_blocks_for(num_tokens) <= self.block_pool.num_live + self.block_pool.num_available

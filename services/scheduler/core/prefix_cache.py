@@ -1,8 +1,8 @@
-"""Finds full blocks by the tokens that they and all blocks before them hold.
+"""Finds full blocks by their tokens and those of all blocks before them.
 
 A block's hash is SHA-256 over its parent's hash and its tokens; a first block's parent is a hash over the
-cache salt and the model's identity. Each part is typed and length-prefixed, so that no two different inputs
-are hashed alike. On a hit the tokens and the parent are compared, so that even equal hashes mix no contents.
+cache salt and the model's identity. Each part is typed and length-prefixed, so that different inputs are
+different bytes. On a hit the tokens and the parent are compared, so that a collision mixes no contents.
 A block is inserted only after its KV is written, and evicted when it is handed out again.
 """
 
@@ -36,7 +36,7 @@ def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def hash_root(cache_salt: str, model_identity: str) -> bytes:
-    """The parent of a first block: who may share it, and on which model."""
+    """Stands for the parent of a first block: who may share it, and on which model."""
     return _hash((b"S", cache_salt.encode()), (b"M", model_identity.encode()))
 
 
@@ -48,7 +48,7 @@ def _hash(*parts: tuple[bytes, bytes]) -> bytes:
 
 
 class PrefixCache:
-    """Hash → block of one worker; a bijection."""
+    """The blocks of one worker, by hash; a bijection."""
 
     def __init__(self, block_size: int, model_identity: str, hash_function: HashBlock = hash_block) -> None:
         """`hash_function` is replaced in tests that force collisions."""
@@ -92,12 +92,12 @@ class PrefixCache:
         block_hash = self._hash(parent.block_hash if parent else root, tokens)
         found = self._by_hash.get(block_hash)
         if found is not None and found.parent is not None and not self._contains(found.parent):
-            self.evict(found.block_id)  # unreachable: what it followed is gone
+            self.evict(found.block_id)  # unreachable: its parent was evicted
             found = None
         if found is not None:
             return found if found.holds(root, parent, tokens) else None
         if parent is not None and not self._contains(parent):
-            return None  # unreachable from the start
+            return None  # it would be unreachable
         block = CachedBlock(block_id, block_hash, root, parent, tokens)
         self._by_hash[block_hash] = self._by_block[block_id] = block
         return block
@@ -113,7 +113,6 @@ class PrefixCache:
         return self._by_block.get(block_id)
 
     def check_integrity(self) -> None:
-        """Hash → block is a bijection."""
         assert len(self._by_hash) == len(self._by_block)
         assert all(self._by_block[block.block_id] is block for block in self._by_hash.values())
 

@@ -6,8 +6,6 @@ from enum import Enum, auto
 
 
 class RequestStatus(Enum):
-    """Where a sequence stands."""
-
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()
@@ -15,8 +13,6 @@ class RequestStatus(Enum):
 
 
 class FinishReason(Enum):
-    """Why an output ended."""
-
     STOP = auto()
     LENGTH = auto()
     ABORT = auto()
@@ -54,7 +50,6 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Every output has ended."""
         return all(sequence.is_finished for sequence in self.sequences)
 
     @property
@@ -85,7 +80,6 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far."""
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
     @property
@@ -95,7 +89,6 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """The output has ended."""
         return self.status is RequestStatus.FINISHED
 
     def token_ids(self, start: int, stop: int) -> list[int]:

@@ -17,11 +17,11 @@ class WaitingQueue:
         self._sequences: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
-        """Takes its place by priority and arrival, also when it comes back."""
+        """At its place by priority and arrival, also after a preemption."""
         insort(self._sequences, sequence, key=self._key)
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes it out, if it is there."""
+        """Does nothing if it is not there: a further output may end before it is queued."""
         if sequence in self._sequences:
             self._sequences.remove(sequence)
 
@@ -32,7 +32,6 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def check_integrity(self) -> None:
-        """Sorted, nothing twice."""
         assert self._sequences == sorted(self._sequences, key=self._key)
         assert len(self._sequences) == len(set(self._sequences))
 

@@ -103,7 +103,7 @@ async def test_past_the_bound_the_stream_ends_with_slow_reader_and_holds_nothing
     assert caught.value.reason is Reason.SLOW_READER
     assert "1000 bytes" in caught.value.message
     assert stream.put(chunk(1))  # the request has ended: nothing is slow any more
-    assert not stream._waiting
+    assert not stream._unread
     assert not stream._chunks
 
 

@@ -13,13 +13,9 @@ from services.scheduler.core.scheduler_output import (
     ScheduledSequence,
     SchedulerOutput,
 )
-from services.scheduler.sampling import common_sampling
 from services.scheduler.step import build_step, parse_result
 
 BLOCK_SIZE = 4
-RESOLVED = types_pb2.SamplingParams(
-    temperature=1, top_p=1, min_p=0, presence_penalty=0, frequency_penalty=0, repetition_penalty=1, n=1
-)
 
 
 def make_sequence(
@@ -33,24 +29,9 @@ def make_sequence(
     return sequence
 
 
-def resolved(**params: Any) -> types_pb2.SamplingParams:
-    result = types_pb2.SamplingParams()
-    result.CopyFrom(RESOLVED)
-    result.MergeFrom(types_pb2.SamplingParams(**params))
-    return result
-
-
-def built(sequence: Sequence, context_len: int, num_tokens: int, **params: Any) -> worker_pb2.SequenceStep:
+def built(sequence: Sequence, context_len: int, num_tokens: int) -> worker_pb2.SequenceStep:
     output = SchedulerOutput(0, (ScheduledSequence(sequence, context_len, num_tokens),))
-    return build_step(
-        output, BLOCK_SIZE, lambda request: common_sampling(resolved(**params), request.prompt_token_ids)
-    ).sequences[0]
-
-
-def sampling(sequence: Sequence, **params: Any) -> worker_pb2.SamplingStep:
-    """Of a step that computes all there is."""
-    (step,) = built(sequence, 0, sequence.num_tokens, **params).samplings
-    return step
+    return build_step(output, BLOCK_SIZE, lambda request: worker_pb2.SamplingStep(top_k=3)).sequences[0]
 
 
 # Building.
@@ -68,7 +49,7 @@ def test_a_chunk_in_mid_prompt_carries_its_tokens_its_blocks_and_no_sampling() -
 def test_the_chunk_that_ends_the_prompt_samples_from_its_last_token() -> None:
     step = built(make_sequence(), context_len=3, num_tokens=2)
     assert list(step.block_ids) == [11, 12]
-    assert [each.query_index for each in step.samplings] == [1]
+    assert [(each.query_index, each.top_k) for each in step.samplings] == [(1, 3)]
 
 
 def test_a_decode_carries_the_newest_token() -> None:
@@ -88,51 +69,10 @@ def test_sequences_are_keyed_by_their_place() -> None:
     assert [each.sequence_key for each in step.sequences] == [0, 1, 2]
 
 
-def test_sampling_is_fully_resolved_and_zero_stays_zero() -> None:
-    step = sampling(
-        make_sequence(), temperature=0, top_p=0.5, top_k=7, min_p=0.25, logit_bias={3: -100, 0: 1}, logprobs=0
-    )
-    assert (step.temperature, step.top_p, step.top_k, step.min_p) == (0, 0.5, 7, 0.25)
-    assert dict(step.logit_bias) == {3: -100, 0: 1}
-    assert step.HasField("logprobs")
-    assert (step.seed, step.num_output_tokens) == (99, 0)
-
-
-def test_what_is_unset_means_its_default() -> None:
-    step = sampling(make_sequence())
-    assert (step.top_k, step.repetition_penalty) == (0, 1)
-    assert not step.HasField("logprobs")
-    assert not step.prompt_token_ids
-    assert not step.output_token_counts
-    assert not step.banned_token_ids
-
-
-def test_a_repetition_penalty_needs_prompt_and_output() -> None:
-    step = sampling(make_sequence(output=(21, 22, 21)), repetition_penalty=1.5)
-    assert list(step.prompt_token_ids) == [5, 6, 7, 8]
-    assert dict(step.output_token_counts) == {21: 2, 22: 1}
-
-
-@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
-def test_the_other_penalties_need_the_output_only(penalty: str) -> None:
-    step = sampling(make_sequence(output=(21, 21)), **{penalty: -0.5})
-    assert not step.prompt_token_ids
-    assert dict(step.output_token_counts) == {21: 2}
-
-
-def test_ending_tokens_are_banned_until_min_tokens_are_there() -> None:
-    fields: dict[str, Any] = {"stop_token_ids": frozenset((2, 1)), "min_tokens": 2}
-    banned = [
-        list(sampling(make_sequence(output=output, **fields)).banned_token_ids)
-        for output in ((), (21,), (21, 22), (21, 22, 23))
-    ]
-    assert banned == [[1, 2], [1, 2], [], []]
-
-
 def test_prompt_logprobs_reach_across_the_border_of_a_chunk() -> None:
-    first = built(make_sequence(prompt_logprobs=3), 0, 3, prompt_logprobs=3)
+    first = built(make_sequence(prompt_logprobs=3), 0, 3)
     assert (first.prompt_logprobs, first.next_token_id) == (3, 5)
-    last = built(make_sequence(prompt_logprobs=3), 3, 2, prompt_logprobs=3)
+    last = built(make_sequence(prompt_logprobs=3), 3, 2)
     assert last.prompt_logprobs == 3
     assert not last.HasField("next_token_id")
 
@@ -140,7 +80,7 @@ def test_prompt_logprobs_reach_across_the_border_of_a_chunk() -> None:
 def test_prompt_logprobs_that_were_reported_are_not_asked_for_again() -> None:
     sequence = make_sequence(output=(21,), prompt_logprobs=0)
     sequence.request.num_prompt_logprobs_reported = 4
-    step = built(sequence, 0, 6, prompt_logprobs=0)
+    step = built(sequence, 0, 6)
     assert not step.HasField("prompt_logprobs")
     assert not step.HasField("next_token_id")
 

@@ -434,3 +434,50 @@ def test_times_and_counts_are_those_of_the_request() -> None:
     cluster.run()
     assert (request.first_scheduled_time, request.worker_seconds) == (request.first_token_time, 3.0)
     assert cluster.is_idle
+
+
+def test_the_load_counts_requests_once_and_as_running_if_any_output_runs() -> None:
+    cluster = Cluster(20, 9, max_num_seqs=1, max_num_batched_tokens=16)
+    cluster.scheduler.set_draining(1, True)
+    cluster.add(range(5), max_tokens=9, n=3)
+    cluster.add([1])
+    cluster.step()
+    cluster.step()
+    load = cluster.scheduler.load()
+    assert (load.num_waiting, load.num_running) == (1, 1)
+    first, second = load.workers[0], load.workers[1]
+    assert (first.num_running, first.is_draining, first.max_num_batched_tokens) == (1, False, 16)
+    assert (first.num_live_blocks, first.num_cached_blocks, first.num_free_blocks) == cluster.gauges(0)
+    assert (second.num_running, second.is_draining, second.num_free_blocks) == (0, True, 8)
+
+
+def test_a_load_is_a_snapshot() -> None:
+    cluster = Cluster(20)
+    before = cluster.scheduler.load()
+    cluster.add([1])
+    cluster.step()
+    assert (before.num_running, before.workers[0].num_live_blocks) == (0, 0)
+    assert cluster.scheduler.load() != before
+
+
+def test_a_new_request_can_start_at_once_if_nothing_waits_and_a_batch_has_room() -> None:
+    cluster = Cluster(20, max_num_seqs=1)
+    scheduler = cluster.scheduler
+    answers = [scheduler.has_idle_room]
+    cluster.add([1])
+    answers.append(scheduler.has_idle_room)
+    cluster.step()
+    answers.append(scheduler.has_idle_room)
+    cluster.run()
+    answers.append(scheduler.has_idle_room)
+    assert answers == [True, False, False, True]
+
+
+def test_only_a_worker_that_does_not_drain_serves() -> None:
+    cluster = Cluster(20)
+    answers = [cluster.scheduler.has_serving_worker]
+    for draining in (True, False):
+        cluster.scheduler.set_draining(0, draining)
+        answers.append(cluster.scheduler.has_serving_worker)
+    cluster.remove_worker(0)
+    assert [*answers, cluster.scheduler.has_serving_worker] == [True, False, True, False]
