@@ -328,6 +328,7 @@ def test_the_summary_for_the_log_says_how_messages_are_prepared() -> None:
         "arguments": "text",
         "null_content": "null",
     }
-    assert capabilities("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}").summary() == {
+    users_only = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    assert capabilities(users_only).summary() == {
         "roles": "user", "parts": "none", "arguments": "none", "null_content": "null"
     }  # fmt: skip
