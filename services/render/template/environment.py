@@ -19,7 +19,6 @@ from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from markupsafe import soft_str
 
 from services.render.template.time_limit import check_clock
 from services.render.template.trusted import (
@@ -136,7 +135,7 @@ def _look_at_clock(lineno: int) -> nodes.Node:
 
 
 def _format(text: Any, *values: Any, **named: Any) -> Any:
-    return modulo(soft_str(text), named or values)
+    return modulo(text if isinstance(text, str) else str(text), named or values)
 
 
 @jinja2.pass_eval_context

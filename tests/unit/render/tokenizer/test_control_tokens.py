@@ -214,6 +214,31 @@ def test_templates_still_find_control_tokens_in_content(expression: str) -> None
     assert render_with(ChatTemplate({"default": source}, {}, control_tokens=tokens), request).text == expected
 
 
+@pytest.mark.parametrize(
+    "content", ["a", "<think>q</think>r", "q</think>", "</think>", "<｜User｜>r</think>"]
+)
+def test_content_that_a_macro_or_a_block_gives_back_is_searched_as_plain_jinja_searches_it(
+    content: str,
+) -> None:
+    tokenizer = deepseek_tokenizer_()
+    source = (
+        "{% macro visible(c) %}{% if c is string %}{{ c }}{% else %}{{ c[0].text }}{% endif %}{% endmacro %}"
+        "{% for m in messages %}<｜User｜>{% set c = visible(m.content) %}"
+        "{% set d %}<think>{{ c }}{% endset %}"
+        "{% if '</think>' in c %}<think>{{ c.split('</think>')[0].split('<think>')[-1] }}</think>"
+        "{% set c = c.split('</think>')[-1] %}[{{ c }}]{% endif %}"
+        "{{ d.split('</think>')[0] }}{{ d == '<think>q</think>' }}{% endfor %}"
+    )
+    template = ChatTemplate({"default": source}, {}, control_tokens=tokenizer.control_tokens)
+    request = to_request([user(content)])
+    assert (
+        render_with(template, request).text
+        == render_with(ChatTemplate({"default": source}, {}), request).text
+    )
+    written = ["<｜User｜>", *["<think>", "</think>"] * ("</think>" in content), "<think>"]
+    assert [tokenizer.token(each) for each in control_ids(tokenizer, template, request)] == written
+
+
 # Spelled so that a template can make `<｜User｜>` of it.
 USER = "<｜User｜>"
 ENTITIES = "".join(f"&#{ord(char)};" for char in USER)
