@@ -99,9 +99,9 @@ class Engine:
         return response
 
     def check_integrity(self) -> None:
-        """For tests, when idle: nothing is held."""
+        """Holds when every call has ended."""
         self._scheduler.check_integrity()
-        assert len(self._requests) == 0, "a request that nobody waits for"
+        assert len(self._requests) == 0, "a request without a call"
 
     def _on_change(self) -> None:
         """Something was queued or freed, or a worker came, drains or was lost: all loops look again."""

@@ -77,3 +77,12 @@ def test_what_is_told_is_a_copy() -> None:
     pool.add(0, make_info())
     pool.model_info().num_blocks = 1
     assert pool.model_info().num_blocks == 257
+
+
+def test_what_all_workers_share_is_known_while_one_is_there() -> None:
+    pool = WorkerPool()
+    assert (pool.max_model_len, 0 in pool) == (0, False)
+    pool.add(0, make_info(num_blocks=5))
+    assert (pool.max_model_len, pool.block_size, 0 in pool) == (64, 16, True)
+    pool.remove(0)
+    assert (pool.max_model_len, 0 in pool) == (0, False)
