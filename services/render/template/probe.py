@@ -63,16 +63,16 @@ class _Prober:
     def capabilities(self, literals: Iterable[str]) -> Capabilities:
         calls = self._calls()
         user = self._role(USER, calls)
+        tools = self._tool_definitions()
         if not user.is_shown:
             # No chat template, or one that asks for more than a question: requests will tell.
-            return Capabilities(
-                roles={USER: replace(user, is_left_out=False, failure=user.failure or _NOTHING)}
-            )
+            user = replace(user, is_left_out=False, failure=user.failure or _NOTHING)
+            return Capabilities(tools, calls if calls.is_shown else CallSupport(), {USER: user})
         other_roles = self._role(_OTHER_ROLE, calls)
         # Where every role is shown, none has to be known by its name.
         more = () if other_roles.is_shown else sorted(set(literals).difference(EXPECTED_ROLES))
         roles = {name: self._role(name, calls) for name in (*EXPECTED_ROLES, *more)}
-        return Capabilities(self._tool_definitions(), calls, roles, other_roles)
+        return Capabilities(tools, calls, roles, other_roles)
 
     def _try(self, messages: Sequence[Message], tools: list[Message] | None = None) -> str | None:
         try:
