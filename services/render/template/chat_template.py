@@ -10,10 +10,11 @@ import jinja2
 
 from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.request.conversation import Conversation
-from services.render.template.capabilities import Capabilities, Message, probe
+from services.render.template.capabilities import Capabilities, Message
 from services.render.template.continuation import cut_at_end, mark_end
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.template.messages import messages_for
+from services.render.template.probe import probe
 from services.render.template.time_limit import time_limit
 from services.render.template.trusted import joined, mask_of, trusted
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt

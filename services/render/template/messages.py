@@ -13,6 +13,7 @@ from services.render.template.capabilities import (
     Message,
     NullContent,
 )
+from services.render.template.time_limit import check_clock
 from shared.errors import Reason, ServiceError, out_of_range
 
 # The names that templates read reasoning by, the one of the contract first.
@@ -34,6 +35,7 @@ def messages_for(capabilities: Capabilities, conversation: Conversation, prefix:
 
 
 def _message_for(capabilities: Capabilities, message: Message, field: str) -> Message:
+    check_clock()
     role = _role_for(capabilities, message["role"], field)
     support = capabilities.role(role)
     null_content = support.null_content
@@ -69,6 +71,7 @@ def _calls_for(form: Arguments, calls: Any) -> Any:
         return calls
     made = []
     for call in calls:
+        check_clock()  # a message may hold tens of thousands
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
             call = {**call, "function": {**function, "arguments": _arguments_for(form, text)}}

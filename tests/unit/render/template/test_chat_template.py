@@ -145,8 +145,8 @@ def test_tools_are_refused_by_a_template_that_ignores_them() -> None:
 
 
 def test_with_tools_the_template_for_tools_is_preferred() -> None:
-    sources = {"default": "plain", "tool_use": "{{ tools | length }} tools"}
-    assert render(sources, to_request([user("x")], TOOLS)) == "2 tools"
+    sources = {"default": "plain", "tool_use": "tools: {{ tools | map(attribute='function.name') | join }}"}
+    assert render(sources, to_request([user("x")], TOOLS)) == "tools: weathertime"
     assert render(sources, to_request([user("x")])) == "plain"
 
 
