@@ -7,7 +7,7 @@ GENERATED := protos/triptych/v1/.generated
 PROTO_FILES := $(wildcard protos/triptych/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos fmt lint type test check demo mutants soak bench bench-render clean
+.PHONY: help setup protos fmt lint type test check demo docs mutants soak bench bench-render clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ check: lint type test ## what a change must pass, as .ci/run
 
 demo: setup ## three processes on this machine answer a conversation, streamed, with the embedded model
 	$(BIN)/python -m services.cli.demo
+
+docs: setup ## write the tables of settings into the services' READMEs
+	$(BIN)/python -m services.cli.config_table
 
 mutants: setup ## does the suite catch deliberate faults in the pass? (minutes; prints a table for tests/bench/LOG.md)
 	$(BIN)/python -m tests.qualification.mutants
