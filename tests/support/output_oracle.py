@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
-from services.render.output.formats import FORMATS, OutputFormat
+from services.render.output.formats import FORMATS
 
 
 class Span(NamedTuple):
-    """A stretch of the output. kind: text, reasoning, leftover text, leftover reasoning, taken, call."""
+    """A stretch of the output. kind: text, reasoning, literal text, literal reasoning, taken, call."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ class Output(NamedTuple):
 
 
 def read(
-    parser: int,
+    parser: render_pb2.Parser.ValueType,
     text: str,
     *,
     in_reasoning: bool = False,
@@ -55,7 +55,7 @@ def read(
     if parser not in FORMATS:
         spans, calls = [Span(0, len(text), "reasoning" if in_reasoning else "text")], []
     else:
-        reader = _Reader(FORMATS[parser], text, in_reasoning)
+        reader = _Reader(parser, text, in_reasoning)
         spans, calls = reader.spans, reader.calls
     return _cut(text, spans, calls, stop, include, may_stop)
 
@@ -72,7 +72,7 @@ def _cut(
     written = {"text": "", "reasoning": ""}
     run_start = 0
     for index, span in enumerate(spans):
-        if index and (spans[index - 1].kind != span.kind or "leftover" in span.kind):
+        if index and (spans[index - 1].kind != span.kind or "literal" in span.kind):
             run_start = span.start
         if span.kind in written:
             for end in range(span.start + 1, span.end + 1):
@@ -84,7 +84,7 @@ def _cut(
                     written[span.kind] = written[span.kind][: len(written[span.kind]) - before] + kept
                     done = [call for call_end, call in calls if call_end <= end]
                     return Output(written["text"], written["reasoning"], done, longest, end)
-        channel = span.kind.removeprefix("leftover ")
+        channel = span.kind.removeprefix("literal ")
         if channel in written:
             written[channel] += text[span.start : span.end]
     return Output(written["text"], written["reasoning"], [call for _, call in calls], "", len(text))
@@ -93,8 +93,9 @@ def _cut(
 class _Reader:
     """Spans and calls of one text in one format."""
 
-    def __init__(self, output_format: OutputFormat, text: str, in_reasoning: bool) -> None:
-        self._format = output_format
+    def __init__(self, parser: render_pb2.Parser.ValueType, text: str, in_reasoning: bool) -> None:
+        self._parser = parser
+        self._format = output_format = FORMATS[parser]
         self._text = text
         self._channel = "reasoning" if in_reasoning else "text"
         self._num_calls = 0
@@ -105,11 +106,11 @@ class _Reader:
         call_tags = [tag for tag in output_format.tags if "think" not in tag]
         no_tag = f"(?:(?!{'|'.join(map(re.escape, call_tags))}).)*"
         begin, separator, end = map(
-            re.escape, (output_format.call_begin, output_format.separator, output_format.call_end)
+            re.escape, (output_format.call_begin, output_format.call_tags[0], output_format.call_end)
         )
         inside = rf"(?P<before>{no_tag}){separator}(?P<after>{no_tag})"
         self._call = re.compile(f"{begin}{inside}{end}", re.DOTALL)
-        # What is read of a call that comes to nothing.
+        # What is read of a call that is abandoned.
         self._broken = re.compile(f"{begin}{no_tag}(?:{separator}{no_tag})?(?:{end})?", re.DOTALL)
         self._read()
 
@@ -149,10 +150,10 @@ class _Reader:
             at += len(text[at:]) - len(text[at:].lstrip())
             if at == len(text) or text.startswith(f.section_end, at):
                 end = min(at + len(f.section_end), len(text))
-                self._add(start, end, "taken" if has_call else f"leftover {self._channel}")
+                self._add(start, end, "taken" if has_call else f"literal {self._channel}")
                 return end
             if not text.startswith(f.call_begin, at):
-                self._add(start, at, f"leftover {self._channel}")
+                self._add(start, at, f"literal {self._channel}")
                 return at
             match = self._call.match(text, at)
             call = self._read_call(match) if match else None
@@ -164,13 +165,13 @@ class _Reader:
             else:
                 broken = self._broken.match(text, at)
                 assert broken
-                self._add(start, broken.end(), f"leftover {self._channel}")
+                self._add(start, broken.end(), f"literal {self._channel}")
                 start = at = broken.end()
             self._num_calls += 1
 
     def _read_call(self, match: re.Match[str]) -> Call | None:
         before, after = match["before"].strip(), match["after"]
-        if self._format.is_fenced:
+        if self._parser in (render_pb2.PARSER_DEEPSEEK_V3, render_pb2.PARSER_DEEPSEEK_R1):
             fenced = re.fullmatch(r"\s*([^\s`]+)\s*```json\s*(\S.*)", after, re.DOTALL)
             if not fenced:
                 return None
@@ -178,7 +179,7 @@ class _Reader:
             return Call(self._num_calls, "", fenced[1], arguments)
         if not before or re.search(r"\s", before):
             return None
-        call_id = before if "im_middle" in self._format.turn_tags[0] else ""
+        call_id = before if self._parser == render_pb2.PARSER_KIMI_K2 else ""
         name = re.sub(r":\d+\Z", "", before).removeprefix("functions.") if call_id else before
         return Call(self._num_calls, call_id, name, after.strip())
 
@@ -194,7 +195,7 @@ _FRAGMENTS = [
 ]  # fmt: skip
 
 
-def outputs(parser: int) -> st.SearchStrategy[str]:
+def outputs(parser: render_pb2.Parser.ValueType) -> st.SearchStrategy[str]:
     """Outputs in a parser's format, whole, broken and mixed up."""
     f = FORMATS[parser]
     name, before, after = {
@@ -202,7 +203,9 @@ def outputs(parser: int) -> st.SearchStrategy[str]:
         render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", ""),
     }.get(parser, ("function", "f\n```json\n", "\n```"))
     arguments = st.sampled_from(["{}", '{"city": "Bern"}', "", " { not JSON", '{"a": "\\n```"}'])
-    call = arguments.map(lambda text: f"{f.call_begin}{name}{f.separator}{before}{text}{after}{f.call_end}")
+    call = arguments.map(
+        lambda text: f"{f.call_begin}{name}{f.call_tags[0]}{before}{text}{after}{f.call_end}"
+    )
     calls = st.lists(call, min_size=1, max_size=3).map("\n".join)
     section = calls.map(lambda text: f"{f.section_begin}{text}{f.section_end}")
     tags = st.sampled_from([*f.tags, f.reasoning_begin, f.reasoning_end])
