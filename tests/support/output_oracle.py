@@ -144,23 +144,24 @@ class _Reader:
     def _read_section(self, start: int) -> int:
         """Where the section ends."""
         f, text = self._format, self._text
-        has_call = False
+        kind = f"literal {self._channel}"
         at = start + (len(f.section_begin) if text.startswith(f.section_begin, start) else 0)
         while True:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            if at == len(text) or text.startswith(f.section_end, at):
-                end = min(at + len(f.section_end), len(text))
-                self._add(start, end, "taken" if has_call else f"literal {self._channel}")
+            at = self._skip_space(at)
+            if text.startswith(f.section_end, at):
+                at += len(f.section_end)
+                end = self._skip_space(at) if kind == "taken" else at
+                self._add(start, end, kind)
                 return end
             if not text.startswith(f.call_begin, at):
-                self._add(start, at, f"literal {self._channel}")
+                self._add(start, at, kind)
                 return at
             match = self._call.match(text, at)
             call = self._read_call(match) if match else None
             if match and call:
                 self.calls.append((match.end(), call))
                 self._add(start, match.end(), "call")
-                self._channel, has_call = "text", True
+                self._channel, kind = "text", "taken"
                 start = at = match.end()
             else:
                 broken = self._broken.match(text, at)
@@ -169,6 +170,9 @@ class _Reader:
                 start = at = broken.end()
             self._num_calls += 1
 
+    def _skip_space(self, start: int) -> int:
+        return len(self._text) - len(self._text[start:].lstrip())
+
     def _read_call(self, match: re.Match[str]) -> Call | None:
         before, after = match["before"].strip(), match["after"]
         if self._parser in (render_pb2.PARSER_DEEPSEEK_V3, render_pb2.PARSER_DEEPSEEK_R1):
@@ -176,12 +180,15 @@ class _Reader:
             if not fenced:
                 return None
             arguments = re.sub(r"\s*(```)?\s*\Z", "", fenced[2]) if fenced[2].strip() != "```" else ""
-            return Call(self._num_calls, "", fenced[1], arguments)
+            return Call(self._num_calls, "", fenced[1], arguments or "{}")
         if not before or re.search(r"\s", before):
             return None
-        call_id = before if self._parser == render_pb2.PARSER_KIMI_K2 else ""
-        name = re.sub(r":\d+\Z", "", before).removeprefix("functions.") if call_id else before
-        return Call(self._num_calls, call_id, name, after.strip())
+        call_id, name = "", before
+        if self._parser == render_pb2.PARSER_KIMI_K2:
+            call_id, name = before, re.sub(r":\d+\Z", "", before).removeprefix("functions.")
+            if name in ("", call_id):
+                return None
+        return Call(self._num_calls, call_id, name, after.strip() or "{}")
 
     def _add(self, start: int, end: int, kind: str) -> None:
         if start < end:
@@ -191,7 +198,7 @@ class _Reader:
 _FRAGMENTS = [
     "a", "ab ", " ", "\n", "S", "ST", "STOP", "OP", "<", "<｜tool", "<|tool_call", "</th", "你", "{}",
     '{"a": "b c"}', "\n```json\n", "\n```", "```", "f", "get weather", "function",
-    "functions.f:0", "functions.a.b:12",
+    "functions.f:0", "functions.a.b:12", "call00003", "f:3",
 ]  # fmt: skip
 
 
@@ -200,7 +207,7 @@ def outputs(parser: render_pb2.Parser.ValueType) -> st.SearchStrategy[str]:
     f = FORMATS[parser]
     name, before, after = {
         render_pb2.PARSER_DEEPSEEK_V3_1: ("f", "", "\n"),
-        render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", ""),
+        render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", "\n"),
     }.get(parser, ("function", "f\n```json\n", "\n```"))
     arguments = st.sampled_from(["{}", '{"city": "Bern"}', "", " { not JSON", '{"a": "\\n```"}'])
     call = arguments.map(

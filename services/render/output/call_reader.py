@@ -74,7 +74,8 @@ class JsonCallReader:
         rest = "".join(self._buffer).rstrip(string.whitespace)
         if self._is_fenced:
             rest = rest.removesuffix(_FENCE).rstrip(string.whitespace)
-        return rest
+        # A call without arguments has none of them, not no JSON.
+        return rest if rest or self._has_arguments else "{}"
 
     def _feed_header(self, text: str) -> str:
         if self._after_separator is None:

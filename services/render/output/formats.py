@@ -71,9 +71,8 @@ class OutputFormat:
 # The name on a line, then the fence. The arguments' first character must be there too, so that white space
 # before it is skipped the same way however the text arrives.
 _NAME_AND_FENCE = re.compile(r"\s*(?P<name>[^\s`]+)\s*```json\s*(?=\S)")
+_KIMI_COUNT = re.compile(r":\d+\Z")
 _ONE_WORD = re.compile(r"\s*(?P<word>\S+)\s*")
-# functions.get_weather:0, in which the model counts its calls.
-_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 
 def _read_fenced(_kind: str, text: str) -> CallHeader | None:
@@ -87,9 +86,13 @@ def _read_bare(name: str, _text: str) -> CallHeader | None:
 
 
 def _read_kimi(call_id: str, _text: str) -> CallHeader | None:
+    """functions.get_weather:0, in which the model counts its calls. One of prefix and count may be missing;
+    without both it is an id in another style, which names no function."""
     match = _ONE_WORD.fullmatch(call_id)
-    parts = _KIMI_ID.fullmatch(match["word"]) if match else None
-    return CallHeader(parts[0], parts["name"], 0) if parts else None
+    if match is None:
+        return None
+    name = _KIMI_COUNT.sub("", match["word"]).removeprefix("functions.")
+    return CallHeader(match["word"], name, 0) if name not in ("", match["word"]) else None
 
 
 def _deepseek(

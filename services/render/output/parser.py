@@ -14,9 +14,11 @@ from services.render.output.segments import CallPiece, Channel, Segment, Segment
 class _State(Enum):
     # Reasoning or text.
     OUTSIDE = auto()
-    # Before, between and after the calls of a section. A call may lack a section; it is one of its own.
+    # Before and between the calls of a section. A call may lack a section; it is one of its own.
     SECTION = auto()
     CALL = auto()
+    # After a section's last tag.
+    AFTER_SECTION = auto()
 
 
 class OutputParser:
@@ -53,10 +55,10 @@ class OutputParser:
         while rest is not None:
             if self._state is _State.OUTSIDE:
                 rest = self._feed_outside(rest)
-            elif self._state is _State.SECTION:
-                rest = self._feed_section(rest)
-            else:
+            elif self._state is _State.CALL:
                 rest = self._feed_call(rest)
+            else:
+                rest = self._feed_section(rest)
         return self._take_written()
 
     def flush(self) -> list[Segment]:
@@ -85,23 +87,23 @@ class OutputParser:
         return None
 
     def _feed_section(self, segment: Segment) -> Segment | None:
-        """White space belongs to the section; other text ends it."""
-        if segment.tag == self._format.call_begin:
-            self._buffer_segment(segment)
-            self._state, self._call = _State.CALL, self._format.open_call()
-            self._num_calls += 1
-            return None
-        if segment.tag == self._format.section_end:
-            self._buffer_segment(segment)
-            self._close_section()
-            return None
+        """White space belongs to the section, also after its end; anything else ends it."""
+        if self._state is _State.SECTION:
+            if segment.tag == self._format.call_begin:
+                self._buffer_segment(segment)
+                self._state, self._call = _State.CALL, self._format.open_call()
+                self._num_calls += 1
+                return None
+            if segment.tag == self._format.section_end:
+                self._buffer_segment(segment)
+                self._close_section()
+                self._state = _State.AFTER_SECTION if self._has_call else _State.OUTSIDE
+                return None
         text = segment.text if segment.tag else segment.text.lstrip()
-        num_spaces = len(segment.text) - len(text)
-        if num_spaces:
-            self._buffer.append(segment._replace(text=segment.text[:num_spaces]))
+        if num_spaces := len(segment.text) - len(text):
+            self._buffer_segment(segment._replace(text=segment.text[:num_spaces]))
         if not text and not segment.tag:
             return None
-        self._has_call = False
         self._close_section()
         return segment._replace(text=text)
 
@@ -116,9 +118,9 @@ class OutputParser:
         except MalformedCallError:
             if is_end:
                 self._buffer_segment(segment)
-            self._abandon_call()
-            if not segment.tag:
-                self._close_section()
+            self._write_literal()
+            self._is_announced = False
+            self._state = _State.SECTION if segment.tag else _State.OUTSIDE
             return None if is_end else segment
         self._buffer_segment(segment)
         if self._call.name:
@@ -138,15 +140,11 @@ class OutputParser:
             # Whoever calls a tool has thought enough: Kimi K2 sometimes leaves out the end of its reasoning.
             self._channel = Channel.TEXT
 
-    def _abandon_call(self) -> None:
-        self._state, self._is_announced = _State.SECTION, False
-        self._write_literal()
-
     def _close_section(self) -> None:
-        if self._state is _State.SECTION and self._has_call:
+        if self._has_call and self._state is not _State.CALL:
             self._buffer.clear()
-        self._state, self._is_announced = _State.OUTSIDE, False
         self._write_literal()
+        self._state = _State.OUTSIDE
 
     def _take_tag(self, segment: Segment) -> None:
         self._written.append(Segment("", segment.number, tag=segment.tag, channel=self._channel))

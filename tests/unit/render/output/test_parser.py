@@ -104,6 +104,63 @@ def test_kimi_s_calls_have_ids_and_may_end_the_reasoning() -> None:
 
 
 @pytest.mark.parametrize(
+    ("call_id", "name"),
+    [
+        ("functions.f:0", "f"),
+        ("functions.f", "f"),
+        ("f:12", "f"),
+        ("functions.a:b:3", "a:b"),
+        ("call00003", None),
+        ("call_2f:a", None),
+        ("functions.", None),
+        ("functions.:0", None),
+        (":0", None),
+    ],
+)
+def test_a_kimi_id_that_names_no_function_is_no_call(call_id: str, name: str | None) -> None:
+    text = f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    result = parse(KIMI, list(text))
+    if name is None:
+        assert (result.text, result.calls) == (text, [])
+    else:
+        assert (result.text, result.calls) == ("", [Call(0, call_id, name, "{}")])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (BEGIN, f"{END}\n", ""),
+        (BEGIN, f"{END} \n\n", ""),
+        (BEGIN, f"\n{END}\n\nDone. ", "Done. "),
+        ("", "\n", ""),
+        ("", "\n\nDone.\n", "Done.\n"),
+        ("a\n\n", "", "a\n\n"),
+        (f"a {BEGIN}\n{END}\n", "", f"a {BEGIN}\n{END}\n"),
+    ],
+)
+def test_white_space_after_calls_belongs_to_them_and_none_before(before: str, after: str, text: str) -> None:
+    result = parse(V3_1, list(f"{before}{CALL}f{SEP}{{}}{CALL_END}{after}"))
+    assert (result.text, result.calls) == (text, [Call(0, "", "f", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("parser", "call"),
+    [
+        (V3, f"{CALL}function{SEP}f\n```json\n{{}}\n```{CALL_END}"),
+        (V3, f"{CALL}function{SEP}f\n```json\n```{CALL_END}"),
+        (V3, f"{CALL}function{SEP}f\n```json\n\n```\n{CALL_END}"),
+        (V3_1, f"{CALL}f{SEP}{CALL_END}"),
+        (V3_1, f"{CALL}f{SEP}\n {CALL_END}"),
+        (KIMI, "<|tool_call_begin|>f:0<|tool_call_argument_begin|> <|tool_call_end|>"),
+    ],
+)
+def test_empty_arguments_are_an_empty_object(parser: render_pb2.Parser.ValueType, call: str) -> None:
+    for pieces in ([call], list(call)):
+        [read] = parse(parser, pieces).calls
+        assert (read.name, read.arguments) == ("f", "{}")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         f"a{BEGIN}",
