@@ -15,7 +15,8 @@ from services.render.output.formats import FORMATS
 
 
 class Span(NamedTuple):
-    """A stretch of the output. kind: text, reasoning, literal text, literal reasoning, taken, call."""
+    """A stretch of the output. kind: text, reasoning, literal text, literal reasoning, tag (around
+    reasoning), taken, call."""
 
     start: int
     end: int
@@ -40,6 +41,8 @@ class Output(NamedTuple):
     stop: str
     # Characters of the output up to the end of the match; all if there is none.
     end: int
+    # Where the characters of reasoning and of the tags around it are, of those.
+    reasoning_spans: tuple[tuple[int, int], ...] = ()
 
 
 def read(
@@ -49,6 +52,7 @@ def read(
     in_reasoning: bool = False,
     stop: Sequence[str] = (),
     include: bool = False,
+    stop_in_reasoning: bool = False,
     may_stop: Callable[[int], bool] = lambda _end: True,
 ) -> Output:
     """The result for a complete output. may_stop: whether a match that ends there counts."""
@@ -57,7 +61,15 @@ def read(
     else:
         reader = _Reader(parser, text, in_reasoning)
         spans, calls = reader.spans, reader.calls
-    return _cut(text, spans, calls, stop, include, may_stop)
+    output = _cut(
+        text, spans, calls, stop, include, {"text", "reasoning"} if stop_in_reasoning else {"text"}, may_stop
+    )
+    spans_ = [each for each in spans if each.kind in ("reasoning", "literal reasoning", "tag")]
+    return output._replace(
+        reasoning_spans=tuple(
+            (each.start, min(each.end, output.end)) for each in spans_ if each.start < output.end
+        )
+    )
 
 
 def _cut(
@@ -66,6 +78,7 @@ def _cut(
     calls: list[tuple[int, Call]],
     stop: Sequence[str],
     include: bool,
+    searched: set[str],
     may_stop: Callable[[int], bool],
 ) -> Output:
     """Looks for a stop string in each unbroken run of text or reasoning, in order."""
@@ -74,7 +87,7 @@ def _cut(
     for index, span in enumerate(spans):
         if index and (spans[index - 1].kind != span.kind or "literal" in span.kind):
             run_start = span.start
-        if span.kind in written:
+        if span.kind in searched:
             for end in range(span.start + 1, span.end + 1):
                 found = [each for each in stop if text[run_start:end].endswith(each)]
                 if found and may_stop(end):
@@ -132,10 +145,10 @@ class _Reader:
                 end = match.end()
                 if match[0] == f.reasoning_begin and not has_begun:
                     self._channel = "reasoning"
-                    self._add(at, end, "taken")
+                    self._add(at, end, "tag")
                 elif match[0] == f.reasoning_end and self._channel == "reasoning":
                     self._channel = "text"
-                    self._add(at, end, "taken")
+                    self._add(at, end, "tag")
                 else:
                     self._add(at, end, self._channel)
                 has_begun = True

@@ -1,4 +1,4 @@
-"""Segments become a TextDelta; what an output has of calls and reasoning is kept count of."""
+"""Segments become a TextDelta. Also collects the output's complete calls, and counts tokens of reasoning."""
 
 from triptych.v1 import render_pb2
 
@@ -17,6 +17,10 @@ class DeltaWriter:
         self._arguments: list[str] = []
         # The complete ones of the whole output.
         self.tool_calls: list[render_pb2.ToolCall] = []
+        # Tokens of reasoning; which are, is known up to the last token counted.
+        self.num_reasoning_tokens = 0
+        self._last_counted = 0
+        self._is_last_reasoning = False
 
     def __bool__(self) -> bool:
         return bool(self._text or self._reasoning or self._call_deltas)
@@ -24,7 +28,10 @@ class DeltaWriter:
     def write(self, segment: Segment) -> None:
         if segment.call is not None:
             self._write_call(segment.call, segment.text)
-        elif segment.text:
+            if not segment.call.is_last:
+                return  # an abandoned call is sent again, as text
+        self._count_token(segment.number, is_reasoning=segment.channel is Channel.REASONING)
+        if segment.text and segment.call is None:
             (self._text if segment.channel is Channel.TEXT else self._reasoning).append(segment.text)
 
     def take(self) -> render_pb2.TextDelta:
@@ -35,6 +42,15 @@ class DeltaWriter:
         )
         self._text, self._reasoning, self._call_deltas = [], [], []
         return delta
+
+    def _count_token(self, number: int, *, is_reasoning: bool) -> None:
+        """Tokens without text count as the next one does, one with both reasoning and text as reasoning."""
+        if number == self._last_counted:
+            self.num_reasoning_tokens += is_reasoning and not self._is_last_reasoning
+            self._is_last_reasoning = is_reasoning or self._is_last_reasoning
+        else:
+            self.num_reasoning_tokens += (number - self._last_counted) * is_reasoning
+            self._last_counted, self._is_last_reasoning = number, is_reasoning
 
     def _write_call(self, piece: CallPiece, arguments: str) -> None:
         if piece.name:

@@ -52,6 +52,7 @@ class OutputTextFactory:
         stop_checker = StopChecker(
             stop_strings,
             include_stop_in_output=params.include_stop_in_output,
+            stop_in_reasoning=params.stop_in_reasoning,
             min_tokens=params.min_tokens,
         )
         return OutputText(decoder, stages, stop_checker)
@@ -86,6 +87,11 @@ class OutputText:
     def tool_calls(self) -> Sequence[render_pb2.ToolCall]:
         """The complete ones."""
         return self._delta.tool_calls
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of num_tokens, as Usage."""
+        return self._delta.num_reasoning_tokens
 
     def push(self, tokens: Iterable[_Token]) -> render_pb2.TextDelta | None:
         """Takes tokens in until a stop string is known to be complete; returns what they release."""

@@ -15,11 +15,17 @@ class StopChecker:
     """
 
     def __init__(
-        self, stop_strings: StopStrings, *, include_stop_in_output: bool = False, min_tokens: int = 0
+        self,
+        stop_strings: StopStrings,
+        *,
+        include_stop_in_output: bool = False,
+        stop_in_reasoning: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """min_tokens: a match complete before this many tokens is ordinary text."""
         self._stop_strings = stop_strings
         self._include_stop_in_output = include_stop_in_output
+        self._channels = set(Channel) if stop_in_reasoning else {Channel.TEXT}
         self._min_tokens = min_tokens
         self._state = 0
         self._channel = Channel.TEXT
@@ -37,7 +43,7 @@ class StopChecker:
         """What may be sent now; after a match nothing."""
         if self.stop_string is not None:
             return []
-        if segment.call or segment.tag or segment.is_literal:
+        if segment.call or segment.tag or segment.is_literal or segment.channel not in self._channels:
             return [*self.flush(), segment]
         before = self.flush() if segment.channel is not self._channel else []
         self._channel = segment.channel
@@ -60,6 +66,7 @@ class StopChecker:
                 self.stop_string, self.stop_number = found, segment.number
                 kept = self._buffer.take(end if self._include_stop_in_output else end - len(found))
                 self._buffer.clear()
-                return kept
+                # Also the match is output of this channel.
+                return [*kept, segment._replace(text="")]
         num_open = 0 if self._include_stop_in_output else self._stop_strings.num_open[self._state]
         return self._buffer.take(self._buffer.num_chars - num_open)
