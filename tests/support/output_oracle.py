@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
-from services.render.output.formats import FORMATS, OutputFormat
+from services.render.output.formats import FORMATS
 
 
 class Span(NamedTuple):
-    """A stretch of the output. kind: text, reasoning, leftover text, leftover reasoning, taken, call."""
+    """A stretch of the output. kind: text, reasoning, literal text, literal reasoning, tag (around
+    reasoning), taken, call."""
 
     start: int
     end: int
@@ -40,24 +41,35 @@ class Output(NamedTuple):
     stop: str
     # Characters of the output up to the end of the match; all if there is none.
     end: int
+    # Where the characters of reasoning and of the tags around it are, of those.
+    reasoning_spans: tuple[tuple[int, int], ...] = ()
 
 
 def read(
-    parser: int,
+    parser: render_pb2.Parser.ValueType,
     text: str,
     *,
     in_reasoning: bool = False,
     stop: Sequence[str] = (),
     include: bool = False,
+    stop_in_reasoning: bool = False,
     may_stop: Callable[[int], bool] = lambda _end: True,
 ) -> Output:
     """The result for a complete output. may_stop: whether a match that ends there counts."""
     if parser not in FORMATS:
         spans, calls = [Span(0, len(text), "reasoning" if in_reasoning else "text")], []
     else:
-        reader = _Reader(FORMATS[parser], text, in_reasoning)
+        reader = _Reader(parser, text, in_reasoning)
         spans, calls = reader.spans, reader.calls
-    return _cut(text, spans, calls, stop, include, may_stop)
+    output = _cut(
+        text, spans, calls, stop, include, {"text", "reasoning"} if stop_in_reasoning else {"text"}, may_stop
+    )
+    spans_ = [each for each in spans if each.kind in ("reasoning", "literal reasoning", "tag")]
+    return output._replace(
+        reasoning_spans=tuple(
+            (each.start, min(each.end, output.end)) for each in spans_ if each.start < output.end
+        )
+    )
 
 
 def _cut(
@@ -66,15 +78,16 @@ def _cut(
     calls: list[tuple[int, Call]],
     stop: Sequence[str],
     include: bool,
+    searched: set[str],
     may_stop: Callable[[int], bool],
 ) -> Output:
     """Looks for a stop string in each unbroken run of text or reasoning, in order."""
     written = {"text": "", "reasoning": ""}
     run_start = 0
     for index, span in enumerate(spans):
-        if index and (spans[index - 1].kind != span.kind or "leftover" in span.kind):
+        if index and (spans[index - 1].kind != span.kind or "literal" in span.kind):
             run_start = span.start
-        if span.kind in written:
+        if span.kind in searched:
             for end in range(span.start + 1, span.end + 1):
                 found = [each for each in stop if text[run_start:end].endswith(each)]
                 if found and may_stop(end):
@@ -84,7 +97,7 @@ def _cut(
                     written[span.kind] = written[span.kind][: len(written[span.kind]) - before] + kept
                     done = [call for call_end, call in calls if call_end <= end]
                     return Output(written["text"], written["reasoning"], done, longest, end)
-        channel = span.kind.removeprefix("leftover ")
+        channel = span.kind.removeprefix("literal ")
         if channel in written:
             written[channel] += text[span.start : span.end]
     return Output(written["text"], written["reasoning"], [call for _, call in calls], "", len(text))
@@ -93,8 +106,9 @@ def _cut(
 class _Reader:
     """Spans and calls of one text in one format."""
 
-    def __init__(self, output_format: OutputFormat, text: str, in_reasoning: bool) -> None:
-        self._format = output_format
+    def __init__(self, parser: render_pb2.Parser.ValueType, text: str, in_reasoning: bool) -> None:
+        self._parser = parser
+        self._format = output_format = FORMATS[parser]
         self._text = text
         self._channel = "reasoning" if in_reasoning else "text"
         self._num_calls = 0
@@ -105,11 +119,11 @@ class _Reader:
         call_tags = [tag for tag in output_format.tags if "think" not in tag]
         no_tag = f"(?:(?!{'|'.join(map(re.escape, call_tags))}).)*"
         begin, separator, end = map(
-            re.escape, (output_format.call_begin, output_format.separator, output_format.call_end)
+            re.escape, (output_format.call_begin, output_format.call_tags[0], output_format.call_end)
         )
         inside = rf"(?P<before>{no_tag}){separator}(?P<after>{no_tag})"
         self._call = re.compile(f"{begin}{inside}{end}", re.DOTALL)
-        # What is read of a call that comes to nothing.
+        # What is read of a call that is abandoned.
         self._broken = re.compile(f"{begin}{no_tag}(?:{separator}{no_tag})?(?:{end})?", re.DOTALL)
         self._read()
 
@@ -131,10 +145,10 @@ class _Reader:
                 end = match.end()
                 if match[0] == f.reasoning_begin and not has_begun:
                     self._channel = "reasoning"
-                    self._add(at, end, "taken")
+                    self._add(at, end, "tag")
                 elif match[0] == f.reasoning_end and self._channel == "reasoning":
                     self._channel = "text"
-                    self._add(at, end, "taken")
+                    self._add(at, end, "tag")
                 else:
                     self._add(at, end, self._channel)
                 has_begun = True
@@ -143,44 +157,51 @@ class _Reader:
     def _read_section(self, start: int) -> int:
         """Where the section ends."""
         f, text = self._format, self._text
-        has_call = False
+        kind = f"literal {self._channel}"
         at = start + (len(f.section_begin) if text.startswith(f.section_begin, start) else 0)
         while True:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            if at == len(text) or text.startswith(f.section_end, at):
-                end = min(at + len(f.section_end), len(text))
-                self._add(start, end, "taken" if has_call else f"leftover {self._channel}")
+            at = self._skip_space(at)
+            if text.startswith(f.section_end, at):
+                at += len(f.section_end)
+                end = self._skip_space(at) if kind == "taken" else at
+                self._add(start, end, kind)
                 return end
             if not text.startswith(f.call_begin, at):
-                self._add(start, at, f"leftover {self._channel}")
+                self._add(start, at, kind)
                 return at
             match = self._call.match(text, at)
             call = self._read_call(match) if match else None
             if match and call:
                 self.calls.append((match.end(), call))
                 self._add(start, match.end(), "call")
-                self._channel, has_call = "text", True
+                self._channel, kind = "text", "taken"
                 start = at = match.end()
             else:
                 broken = self._broken.match(text, at)
                 assert broken
-                self._add(start, broken.end(), f"leftover {self._channel}")
+                self._add(start, broken.end(), f"literal {self._channel}")
                 start = at = broken.end()
             self._num_calls += 1
 
+    def _skip_space(self, start: int) -> int:
+        return len(self._text) - len(self._text[start:].lstrip())
+
     def _read_call(self, match: re.Match[str]) -> Call | None:
         before, after = match["before"].strip(), match["after"]
-        if self._format.is_fenced:
+        if self._parser in (render_pb2.PARSER_DEEPSEEK_V3, render_pb2.PARSER_DEEPSEEK_R1):
             fenced = re.fullmatch(r"\s*([^\s`]+)\s*```json\s*(\S.*)", after, re.DOTALL)
             if not fenced:
                 return None
             arguments = re.sub(r"\s*(```)?\s*\Z", "", fenced[2]) if fenced[2].strip() != "```" else ""
-            return Call(self._num_calls, "", fenced[1], arguments)
+            return Call(self._num_calls, "", fenced[1], arguments or "{}")
         if not before or re.search(r"\s", before):
             return None
-        call_id = before if "im_middle" in self._format.turn_tags[0] else ""
-        name = re.sub(r":\d+\Z", "", before).removeprefix("functions.") if call_id else before
-        return Call(self._num_calls, call_id, name, after.strip())
+        call_id, name = "", before
+        if self._parser == render_pb2.PARSER_KIMI_K2:
+            call_id, name = before, re.sub(r":\d+\Z", "", before).removeprefix("functions.")
+            if name in ("", call_id):
+                return None
+        return Call(self._num_calls, call_id, name, after.strip() or "{}")
 
     def _add(self, start: int, end: int, kind: str) -> None:
         if start < end:
@@ -190,19 +211,21 @@ class _Reader:
 _FRAGMENTS = [
     "a", "ab ", " ", "\n", "S", "ST", "STOP", "OP", "<", "<｜tool", "<|tool_call", "</th", "你", "{}",
     '{"a": "b c"}', "\n```json\n", "\n```", "```", "f", "get weather", "function",
-    "functions.f:0", "functions.a.b:12",
+    "functions.f:0", "functions.a.b:12", "call00003", "f:3",
 ]  # fmt: skip
 
 
-def outputs(parser: int) -> st.SearchStrategy[str]:
+def outputs(parser: render_pb2.Parser.ValueType) -> st.SearchStrategy[str]:
     """Outputs in a parser's format, whole, broken and mixed up."""
     f = FORMATS[parser]
     name, before, after = {
         render_pb2.PARSER_DEEPSEEK_V3_1: ("f", "", "\n"),
-        render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", ""),
+        render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", "\n"),
     }.get(parser, ("function", "f\n```json\n", "\n```"))
     arguments = st.sampled_from(["{}", '{"city": "Bern"}', "", " { not JSON", '{"a": "\\n```"}'])
-    call = arguments.map(lambda text: f"{f.call_begin}{name}{f.separator}{before}{text}{after}{f.call_end}")
+    call = arguments.map(
+        lambda text: f"{f.call_begin}{name}{f.call_tags[0]}{before}{text}{after}{f.call_end}"
+    )
     calls = st.lists(call, min_size=1, max_size=3).map("\n".join)
     section = calls.map(lambda text: f"{f.section_begin}{text}{f.section_end}")
     tags = st.sampled_from([*f.tags, f.reasoning_begin, f.reasoning_end])

@@ -1,91 +1,104 @@
-"""Reads one tool call as it is written: its header, then its arguments."""
+"""Reads one tool call as it is written."""
 
 import string
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
-from services.render.output.formats import CallHeader, OutputFormat
-
-# A header longer than this, in characters, is none: what is held back stays bounded.
+# A header longer than this, in characters, is none: what is buffered for it stays bounded.
 MAX_HEADER_CHARS = 1024
 
 _FENCE = "```"
 
 
-@dataclass(frozen=True)
-class CallPiece:
-    """A piece of a call. Id and name come with the first one; the id is empty if the format has none."""
+class MalformedCallError(Exception):
+    """What was fed last cannot be a part of a call."""
 
-    index: int
+
+class CallReader(Protocol):
+    """What stands between a call's first tag and its last. The pieces of its arguments, joined, are the same
+    at any division."""
+
+    # Empty until it is known; the id also where the format has none.
+    name: str
+    call_id: str
+
+    def feed(self, text: str, tag: str) -> str:
+        """More of the arguments. tag: of the format's; empty for text. Raises MalformedCallError."""
+
+    def close(self) -> str:
+        """The arguments' rest, at the call's last tag. Raises MalformedCallError if it comes too early."""
+
+
+class CallHeader(NamedTuple):
+    """What stands before a call's arguments."""
+
+    # Empty: the format has none.
     call_id: str
     name: str
-    arguments: str
+    # Where the arguments begin in the text after the separator.
+    arguments_start: int
 
 
-class CallReader:
-    """The text between a call's two tags; the arguments' pieces, joined, are the same at any division."""
+class JsonCallReader:
+    """A header with a separator in or after it, then the arguments as JSON text."""
 
-    def __init__(self, output_format: OutputFormat, index: int) -> None:
-        self._format = output_format
-        self._index = index
+    def __init__(
+        self, separator: str, read_header: Callable[[str, str], CallHeader | None], *, is_fenced: bool
+    ) -> None:
+        """read_header: (text before the separator, text after it so far): the header, or None as long as it
+        is not complete. is_fenced: the arguments stand in a fenced block, whose closing fence is not theirs.
+        """
+        self.name = self.call_id = ""
+        self._separator = separator
+        self._read_header = read_header
+        self._is_fenced = is_fenced
         self._before_separator = ""
         # None as long as the separator has not come.
         self._after_separator: str | None = None
-        self.header: CallHeader | None = None
-        # The end of the arguments so far, as long as it may be cut off them. Empty before they begin.
-        self._held: list[str] = []
+        self._has_arguments = False
+        # The end of the arguments so far, as long as it may be cut off them.
+        self._buffer: list[str] = []
         # What follows the arguments' last character for certain if the call ends here.
-        self._trimmed = string.whitespace + ("`" if output_format.is_fenced else "")
+        self._trimmed = string.whitespace + ("`" if is_fenced else "")
 
-    @property
-    def room(self) -> int:
-        """How many more characters the header may have, if it is not complete."""
-        return MAX_HEADER_CHARS - len(self._before_separator) - len(self._after_separator or "")
+    def feed(self, text: str, tag: str) -> str:
+        if tag:
+            if tag != self._separator or self._after_separator is not None:
+                raise MalformedCallError
+            self._after_separator = text = ""
+        return self._feed_arguments(text) if self.name else self._feed_header(text)
 
-    @property
-    def has_separator(self) -> bool:
-        """The separator has come."""
-        return self._after_separator is not None
+    def close(self) -> str:
+        if not self.name:
+            raise MalformedCallError
+        rest = "".join(self._buffer).rstrip(string.whitespace)
+        if self._is_fenced:
+            rest = rest.removesuffix(_FENCE).rstrip(string.whitespace)
+        # A call without arguments has none of them, not no JSON.
+        return rest if rest or self._has_arguments else "{}"
 
-    def push_separator(self) -> CallPiece | None:
-        """Takes the separator, which comes once."""
-        self._after_separator = ""
-        return self._try_open()
-
-    def push(self, text: str) -> CallPiece | None:
-        """Takes text: up to `room` characters as long as there is no header."""
-        if self.header is not None:
-            return self._arguments_piece(text)
+    def _feed_header(self, text: str) -> str:
         if self._after_separator is None:
             self._before_separator += text
-            return None
-        self._after_separator += text
-        return self._try_open()
+        else:
+            self._after_separator += text
+            room = max(0, MAX_HEADER_CHARS - len(self._before_separator))
+            header = self._read_header(self._before_separator, self._after_separator[:room])
+            if header is not None:
+                self.call_id, self.name = header.call_id, header.name
+                return self._feed_arguments(self._after_separator[header.arguments_start :])
+        if len(self._before_separator) + len(self._after_separator or "") > MAX_HEADER_CHARS:
+            raise MalformedCallError
+        return ""
 
-    def close(self) -> CallPiece | None:
-        """The last piece, at the call's end. None: the header is not complete, so it is no call."""
-        if self.header is None:
-            return None
-        rest = "".join(self._held).rstrip(string.whitespace)
-        if self._format.is_fenced:
-            rest = rest.removesuffix(_FENCE).rstrip(string.whitespace)
-        return CallPiece(self._index, "", "", rest)
-
-    def _try_open(self) -> CallPiece | None:
-        text = self._after_separator or ""
-        self.header = self._format.read_header(self._before_separator, text)
-        if self.header is None:
-            return None
-        first = self._arguments_piece(text[self.header.arguments_start :])
-        arguments = first.arguments if first else ""
-        return CallPiece(self._index, self.header.call_id, self.header.name, arguments)
-
-    def _arguments_piece(self, text: str) -> CallPiece | None:
-        if not self._held:
+    def _feed_arguments(self, text: str) -> str:
+        if not self._has_arguments and not self._buffer:
             text = text.lstrip(string.whitespace)
         certain = text.rstrip(self._trimmed)
         if not certain:
-            self._held += [text] if text else []
-            return None
-        arguments = "".join([*self._held, certain])
-        self._held = [text[len(certain) :]]
-        return CallPiece(self._index, "", "", arguments)
+            self._buffer += [text] if text else []
+            return ""
+        arguments = "".join([*self._buffer, certain])
+        self._buffer = [text[len(certain) :]]
+        self._has_arguments = True
+        return arguments

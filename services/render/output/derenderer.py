@@ -24,7 +24,7 @@ class Derenderer:
         *,
         wait_for_timings: bool = False,
     ) -> None:
-        """wait_for_timings: a stop string's TextFinished is held until the scheduler's own `finished` brings
+        """wait_for_timings: a stop string's TextFinished comes with the scheduler's own `finished`, which has
         the timings (for who aborts the output there); otherwise it comes with the match."""
         self._output_texts = output_texts
         self._text_params = text_params
@@ -126,6 +126,7 @@ class Derenderer:
         output = self._output(index)
         output.is_ended = True
         self._usage.completion_tokens = sum(each.num_tokens for each in self._outputs.values())
+        self._usage.reasoning_tokens = sum(each.num_reasoning_tokens for each in self._outputs.values())
         end = render_pb2.TextFinished(
             finish_reason=finished.finish_reason, usage=self._usage, tool_calls=output.tool_calls
         )

@@ -1,6 +1,6 @@
 """Incremental decoding: tokens in, one at a time, text out as soon as nothing can change it any more.
 
-For any token ids, the texts returned by `push` and `finish`, joined, are `Tokenizer.decode` of all of them.
+For any token ids, the texts returned by `feed` and `flush`, joined, are `Tokenizer.decode` of all of them.
 """
 
 import codecs
@@ -19,13 +19,13 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Detokenizer(Protocol):
     """Decodes one output."""
 
-    def push(self, token_id: int) -> str:
+    def feed(self, token_id: int) -> str:
         """The text that became final with this token; empty while a character is incomplete."""
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """The rest: what an incomplete character at the very end decodes to."""
 
-    def finish_before(self, token_id: int) -> str:
+    def flush_before(self, token_id: int) -> str:
         """The rest, where a token follows that is not to be decoded; nothing reaches across it."""
 
     @property
@@ -58,28 +58,24 @@ class ByteLevelDetokenizer:
         self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_id: int) -> str:
-        """As Detokenizer."""
+    def feed(self, token_id: int) -> str:
         return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes[token_id])
 
-    def finish(self) -> str:
-        """As Detokenizer."""
+    def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
 
-    def finish_before(self, token_id: int) -> str:
-        """As Detokenizer."""
-        return self.finish()
+    def flush_before(self, token_id: int) -> str:
+        return self.flush()
 
     @property
     def has_incomplete_text(self) -> bool:
-        """As Detokenizer."""
         return bool(self._decoder.getstate()[0])
 
 
 class WindowDetokenizer:
     """For every other decoder: decodes the last few tokens again with each new one and sends what is new.
 
-    A run of byte tokens (`<0xE4>`) is decoded as a whole, so it is held back until another token ends it.
+    A run of byte tokens (`<0xE4>`) is decoded as a whole, so it is buffered until another token ends it.
     Exact for decoders in which a token's text depends on at most _CONTEXT tokens before it.
     """
 
@@ -90,8 +86,7 @@ class WindowDetokenizer:
         self._num_chars_sent = 0  # of the window's text
         self.has_incomplete_text = False
 
-    def push(self, token_id: int) -> str:
-        """As Detokenizer."""
+    def feed(self, token_id: int) -> str:
         token = self._tokenizer.token(token_id)
         if token is None or token_id in self._skipped:
             return ""
@@ -110,16 +105,14 @@ class WindowDetokenizer:
             self._num_chars_sent = len(self._window_text()) - self.has_incomplete_text
         return new
 
-    def finish(self) -> str:
-        """As Detokenizer."""
+    def flush(self) -> str:
         new = self._window_text()[self._num_chars_sent :]
         self._num_chars_sent += len(new)
         self.has_incomplete_text = False
         return new
 
-    def finish_before(self, token_id: int) -> str:
-        """As Detokenizer."""
-        new = self.finish()
+    def flush_before(self, token_id: int) -> str:
+        new = self.flush()
         self._window.append(token_id)
         del self._window[:-_CONTEXT]
         self._num_chars_sent = len(self._window_text())

@@ -1,15 +1,17 @@
 """How families of models write reasoning and tool calls: their tags, and how a call's name is found.
 
-The parser reads any of them with the same states (output_parser.py); only what is here differs.
+The parser reads any of them with the same states (parser.py); only what is here differs.
 """
 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
 
 from triptych.v1 import render_pb2
+
+from services.render.output.call_reader import CallHeader, CallReader, JsonCallReader
 
 
 class ParserName(StrEnum):
@@ -32,16 +34,6 @@ PARSERS: dict[ParserName, render_pb2.Parser.ValueType] = {
 }
 
 
-class CallHeader(NamedTuple):
-    """What stands before a call's arguments."""
-
-    # Empty: the format has none.
-    call_id: str
-    name: str
-    # Where the arguments begin in the text after the separator.
-    arguments_start: int
-
-
 @dataclass(frozen=True)
 class OutputFormat:
     """One format. Tags are texts; each is one token where the tokenizer has it so."""
@@ -49,13 +41,11 @@ class OutputFormat:
     section_begin: str
     section_end: str
     call_begin: str
-    # Stands between what read_header gets as its two texts.
-    separator: str
+    # Those within a call.
+    call_tags: tuple[str, ...]
     call_end: str
-    # (text before the separator, text after it so far): the header, or None as long as it is not complete.
-    read_header: Callable[[str, str], CallHeader | None]
-    # The arguments stand in a fenced block, whose closing fence is not theirs.
-    is_fenced: bool
+    # Makes the reader of one call.
+    open_call: Callable[[], CallReader]
     has_reasoning: bool
     # After the last of these in a prompt, the assistant's own text begins.
     turn_tags: tuple[str, ...]
@@ -65,7 +55,7 @@ class OutputFormat:
     @property
     def tags(self) -> list[str]:
         """All that the parser looks for. None is the beginning of another."""
-        calls = [self.section_begin, self.section_end, self.call_begin, self.separator, self.call_end]
+        calls = [self.section_begin, self.section_end, self.call_begin, *self.call_tags, self.call_end]
         return [*calls, self.reasoning_begin, self.reasoning_end] if self.has_reasoning else calls
 
     def ends_in_reasoning(self, prompt_text: str) -> bool:
@@ -81,9 +71,8 @@ class OutputFormat:
 # The name on a line, then the fence. The arguments' first character must be there too, so that white space
 # before it is skipped the same way however the text arrives.
 _NAME_AND_FENCE = re.compile(r"\s*(?P<name>[^\s`]+)\s*```json\s*(?=\S)")
+_KIMI_COUNT = re.compile(r":\d+\Z")
 _ONE_WORD = re.compile(r"\s*(?P<word>\S+)\s*")
-# functions.get_weather:0, in which the model counts its calls.
-_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 
 def _read_fenced(_kind: str, text: str) -> CallHeader | None:
@@ -97,22 +86,26 @@ def _read_bare(name: str, _text: str) -> CallHeader | None:
 
 
 def _read_kimi(call_id: str, _text: str) -> CallHeader | None:
+    """functions.get_weather:0, in which the model counts its calls. One of prefix and count may be missing;
+    without both it is an id in another style, which names no function."""
     match = _ONE_WORD.fullmatch(call_id)
-    parts = _KIMI_ID.fullmatch(match["word"]) if match else None
-    return CallHeader(parts[0], parts["name"], 0) if parts else None
+    if match is None:
+        return None
+    name = _KIMI_COUNT.sub("", match["word"]).removeprefix("functions.")
+    return CallHeader(match["word"], name, 0) if name not in ("", match["word"]) else None
 
 
 def _deepseek(
     read_header: Callable[[str, str], CallHeader | None], *, is_fenced: bool, has_reasoning: bool
 ) -> OutputFormat:
+    separator = "<｜tool▁sep｜>"
     return OutputFormat(
         section_begin="<｜tool▁calls▁begin｜>",
         section_end="<｜tool▁calls▁end｜>",
         call_begin="<｜tool▁call▁begin｜>",
-        separator="<｜tool▁sep｜>",
+        call_tags=(separator,),
         call_end="<｜tool▁call▁end｜>",
-        read_header=read_header,
-        is_fenced=is_fenced,
+        open_call=partial(JsonCallReader, separator, read_header, is_fenced=is_fenced),
         has_reasoning=has_reasoning,
         turn_tags=("<｜Assistant｜>", "<｜tool▁output▁end｜>", "<｜tool▁outputs▁end｜>"),
     )
@@ -126,10 +119,9 @@ FORMATS: dict[render_pb2.Parser.ValueType, OutputFormat] = {
         section_begin="<|tool_calls_section_begin|>",
         section_end="<|tool_calls_section_end|>",
         call_begin="<|tool_call_begin|>",
-        separator="<|tool_call_argument_begin|>",
+        call_tags=("<|tool_call_argument_begin|>",),
         call_end="<|tool_call_end|>",
-        read_header=_read_kimi,
-        is_fenced=False,
+        open_call=partial(JsonCallReader, "<|tool_call_argument_begin|>", _read_kimi, is_fenced=False),
         has_reasoning=True,
         turn_tags=("<|im_middle|>",),
     ),

@@ -1,167 +1,168 @@
-"""Divides one output into reasoning, text and tool calls, item by item.
+"""Divides one output into reasoning, text and tool calls.
 
-A tag where it means nothing is text. So is a call that is cut short or malformed: all that was read of it
-comes back, in the order in which it came.
+A tag that the format does not expect where it stands is text. So is an abandoned call, one that is cut short
+or malformed: all that was read of it is sent as literal text, in the order in which it came.
 """
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple, TypeAlias
+from enum import Enum, auto
 
-from services.render.output.call_reader import CallPiece, CallReader
+from services.render.output.call_reader import CallReader, MalformedCallError
 from services.render.output.formats import OutputFormat
-from services.render.output.tag_scanner import Item
+from services.render.output.segments import CallPiece, Channel, Segment, SegmentBuffer
 
 
-class Channel(Enum):
-    """Where written text goes."""
-
-    TEXT = "text"
-    REASONING = "reasoning"
-
-
-class Written(NamedTuple):
-    """Text, for one of the channels."""
-
-    channel: Channel
-    text: str
-    # It comes back from a call that came to nothing, and holds no stop string. Otherwise it is the end of the
-    # item just pushed.
-    is_leftover: bool = False
-
-
-@dataclass(frozen=True)
-class TagTaken:
-    """A tag was taken out of the text: no stop string reaches over the place."""
-
-
-@dataclass(frozen=True)
-class CallEnd:
-    """The call whose pieces came last is complete."""
-
-    index: int
-
-
-Event: TypeAlias = Written | TagTaken | CallPiece | CallEnd
+class _State(Enum):
+    # Reasoning or text.
+    OUTSIDE = auto()
+    # Before and between the calls of a section. A call may lack a section; it is one of its own.
+    SECTION = auto()
+    CALL = auto()
+    # After a section's last tag.
+    AFTER_SECTION = auto()
 
 
 class OutputParser:
-    """One output's state: outside of calls, between the calls of a section, or in a call."""
+    """One output's state."""
 
-    def __init__(self, output_format: OutputFormat | None, *, starts_in_reasoning: bool) -> None:
-        """output_format: None: all is text."""
+    def __init__(
+        self, output_format: OutputFormat, *, starts_in_reasoning: bool, call_id_prefix: str
+    ) -> None:
+        """call_id_prefix: of the ids that are made where the format has none."""
         self._format = output_format
+        self._call_id_prefix = call_id_prefix
+        self._state = _State.OUTSIDE
         self._channel = Channel.REASONING if starts_in_reasoning else Channel.TEXT
         # Something other than white space was written, after which reasoning cannot begin.
         self._has_begun = False
-        self._is_in_section = False
-        self._section_has_call = False
-        self._call: CallReader | None = None
-        # Calls begun, those that came to nothing included.
+        # The section has a complete call.
+        self._has_call = False
+        # Calls begun, abandoned ones included.
         self._num_calls = 0
-        # Read as part of calls; comes back if it turns out not to be.
-        self._held: list[str] = []
+        self._call: CallReader = output_format.open_call()
+        # The call's id and name were sent.
+        self._is_announced = False
+        # What was read as parts of a section or call, and is literal text if it is none.
+        self._buffer = SegmentBuffer()
+        self._written: list[Segment] = []
 
     @property
-    def num_held(self) -> int:
-        """Characters of which nothing is sent yet."""
-        is_sent = self._call is not None and self._call.header is not None
-        return 0 if is_sent else sum(map(len, self._held))
+    def oldest(self) -> int | None:
+        return None if self._is_announced else self._buffer.oldest
 
-    def push(self, item: Item) -> list[Event]:
-        """What this item makes known."""
-        if self._format is None:
-            return _written(self._channel, item.text)
-        if self._call is not None:
-            return self._push_in_call(self._format, self._call, item)
-        if self._is_in_section or item.tag in (self._format.section_begin, self._format.call_begin):
-            return self._push_in_section(self._format, item)
-        return self._push_outside(self._format, item)
+    def feed(self, segment: Segment) -> list[Segment]:
+        """Text and taken tags, each with its channel, and pieces of calls."""
+        rest: Segment | None = segment
+        while rest is not None:
+            if self._state is _State.OUTSIDE:
+                rest = self._feed_outside(rest)
+            elif self._state is _State.CALL:
+                rest = self._feed_call(rest)
+            else:
+                rest = self._feed_section(rest)
+        return self._take_written()
 
-    def finish(self) -> list[Event]:
-        """What is held back, when nothing more comes: a call, or a section without any."""
-        if self._call is None and self._section_has_call:
-            self._held.clear()
-        self._call = None
-        return self._take_held()
+    def flush(self) -> list[Segment]:
+        """A section may lack its end; a call may not."""
+        self._close_section()
+        return self._take_written()
 
-    def _push_outside(self, output_format: OutputFormat, item: Item) -> list[Event]:
-        had_begun = self._has_begun
-        self._has_begun = had_begun or bool(item.tag or item.text.strip())
+    def _feed_outside(self, segment: Segment) -> Segment | None:
+        """As all _feed_…: returns what the next state is to read."""
+        tag, had_begun = segment.tag, self._has_begun
+        self._has_begun = had_begun or bool(tag or segment.text.strip())
+        if tag in (self._format.section_begin, self._format.call_begin):
+            self._state, self._has_call = _State.SECTION, False
+            if tag == self._format.call_begin:
+                return segment
+            self._buffer_segment(segment)
         # A prompt that leaves reasoning open does not keep every model from opening it again.
-        if item.tag == output_format.reasoning_begin and not had_begun:
+        elif tag == self._format.reasoning_begin and not had_begun:
             self._channel = Channel.REASONING
-        elif item.tag == output_format.reasoning_end and self._channel is Channel.REASONING:
+            self._take_tag(segment)
+        elif tag == self._format.reasoning_end and self._channel is Channel.REASONING:
+            self._take_tag(segment)
             self._channel = Channel.TEXT
         else:
-            return _written(self._channel, item.text)
-        return [TagTaken()]
+            self._write(segment)
+        return None
 
-    def _push_in_section(self, output_format: OutputFormat, item: Item) -> list[Event]:
-        """White space between calls belongs to the section; other text ends it. A call may lack a section."""
-        was_in_section, self._is_in_section = self._is_in_section, True
-        if not was_in_section:
-            self._section_has_call, self._has_begun = False, True
-        if item.tag == output_format.call_begin:
-            self._call = CallReader(output_format, self._num_calls)
-            self._num_calls += 1
-        if item.tag == output_format.call_begin or not was_in_section:
-            self._held.append(item.text)
-            return []
-        if item.tag == output_format.section_end:
-            self._held.append(item.text)
-            self._is_in_section = False
-            return self.finish()
-        text = item.text if item.tag else item.text.lstrip()
-        self._held.append(item.text[: len(item.text) - len(text)])
-        if not item.tag and not text:
-            return []
-        self._is_in_section = False
-        return [*self._take_held(), *self.push(Item(text, item.tag))]
+    def _feed_section(self, segment: Segment) -> Segment | None:
+        """White space belongs to the section, also after its end; anything else ends it."""
+        if self._state is _State.SECTION:
+            if segment.tag == self._format.call_begin:
+                self._buffer_segment(segment)
+                self._state, self._call = _State.CALL, self._format.open_call()
+                self._num_calls += 1
+                return None
+            if segment.tag == self._format.section_end:
+                self._buffer_segment(segment)
+                self._close_section()
+                self._state = _State.AFTER_SECTION if self._has_call else _State.OUTSIDE
+                return None
+        text = segment.text if segment.tag else segment.text.lstrip()
+        if num_spaces := len(segment.text) - len(text):
+            self._buffer_segment(segment._replace(text=segment.text[:num_spaces]))
+        if not text and not segment.tag:
+            return None
+        self._close_section()
+        return segment._replace(text=text)
 
-    def _push_in_call(self, output_format: OutputFormat, call: CallReader, item: Item) -> list[Event]:
-        is_text = item.tag in ("", output_format.reasoning_begin, output_format.reasoning_end)
-        if is_text and call.header is None and len(item.text) > call.room:
-            return self._give_up_header(output_format, call, item)
-        self._held.append(item.text)
-        if is_text:
-            return _pieces(call.push(item.text))
-        if item.tag == output_format.separator and not call.has_separator:
-            return _pieces(call.push_separator())
-        self._call = None
-        if item.tag != output_format.call_end:
-            self._held.pop()
-            return [*self._take_held(), *self._push_in_section(output_format, item)]
-        last = call.close()
-        if last is None:
-            return self._take_held()
-        self._held.clear()
-        self._section_has_call = True
-        # Whoever calls a tool has thought enough: Kimi K2 sometimes leaves out the end of its reasoning.
-        self._channel = Channel.TEXT
-        return [*(_pieces(last) if last.arguments else []), CallEnd(last.index)]
+    def _feed_call(self, segment: Segment) -> Segment | None:
+        is_end = segment.tag == self._format.call_end
+        is_text = segment.tag in (self._format.reasoning_begin, self._format.reasoning_end)
+        try:
+            if is_end:
+                arguments = self._call.close()
+            else:
+                arguments = self._call.feed(segment.text, "" if is_text else segment.tag)
+        except MalformedCallError:
+            if is_end:
+                self._buffer_segment(segment)
+            self._write_literal()
+            self._is_announced = False
+            self._state = _State.SECTION if segment.tag else _State.OUTSIDE
+            return None if is_end else segment
+        self._buffer_segment(segment)
+        if self._call.name:
+            self._write_call(arguments, segment.number, is_last=is_end)
+        return None
 
-    def _give_up_header(self, output_format: OutputFormat, call: CallReader, item: Item) -> list[Event]:
-        """Too much text for a header: it all is text, from its bound on as if there had been no call."""
-        room = call.room
-        piece = call.push(item.text[:room])
-        if piece is not None:
-            self._held.append(item.text[:room])
-            return [piece, *self._push_in_call(output_format, call, Item(item.text[room:], item.tag))]
-        self._held.append(item.text[:room])
-        self._call = None
-        self._is_in_section = False
-        return [*self._take_held(), *self._push_outside(output_format, Item(item.text[room:]))]
+    def _write_call(self, arguments: str, number: int, *, is_last: bool) -> None:
+        index = self._num_calls - 1
+        call_id = name = ""
+        if not self._is_announced:
+            call_id, name = self._call.call_id or f"{self._call_id_prefix}-{index}", self._call.name
+        self._is_announced = not is_last
+        self._written.append(Segment(arguments, number, call=CallPiece(index, call_id, name, is_last)))
+        if is_last:
+            self._buffer.clear()
+            self._state, self._has_call = _State.SECTION, True
+            # Whoever calls a tool has thought enough: Kimi K2 sometimes leaves out the end of its reasoning.
+            self._channel = Channel.TEXT
 
-    def _take_held(self) -> list[Event]:
-        text = "".join(self._held)
-        self._held.clear()
-        return [Written(self._channel, text, is_leftover=True)] if text else []
+    def _close_section(self) -> None:
+        if self._has_call and self._state is not _State.CALL:
+            self._buffer.clear()
+        self._write_literal()
+        self._state = _State.OUTSIDE
 
+    def _take_tag(self, segment: Segment) -> None:
+        self._written.append(Segment("", segment.number, tag=segment.tag, channel=self._channel))
 
-def _written(channel: Channel, text: str) -> list[Event]:
-    return [Written(channel, text)] if text else []
+    def _write(self, segment: Segment) -> None:
+        parts = segment.parts if segment.tag else (segment,)
+        if self._channel is not Channel.TEXT:  # which all segments come with
+            parts = tuple(part._replace(channel=self._channel) for part in parts)
+        self._written += parts
 
+    def _buffer_segment(self, segment: Segment) -> None:
+        for part in segment.parts if segment.tag else (segment,):
+            self._buffer.append(part)
 
-def _pieces(piece: CallPiece | None) -> list[Event]:
-    return [] if piece is None else [piece]
+    def _write_literal(self) -> None:
+        for segment in self._buffer.take_all():
+            self._written.append(segment._replace(channel=self._channel, is_literal=True))
+
+    def _take_written(self) -> list[Segment]:
+        written, self._written = self._written, []
+        return written

@@ -4,50 +4,69 @@ The match that is complete first wins; of those complete at the same character, 
 does not depend on how the stream is divided.
 """
 
+from services.render.output.segments import Channel, Segment, SegmentBuffer
 from services.render.output.stop_strings import StopStrings
 
 
 class StopChecker:
-    """Looks for the stop strings of one output, holding back only text that may become a match."""
+    """Looks for the stop strings of one output; buffers only text that may become a match.
+
+    A match reaches neither from one channel into the other, nor over a tag or a call.
+    """
 
     def __init__(
-        self, stop_strings: StopStrings, *, include_stop_in_output: bool = False, min_tokens: int = 0
+        self,
+        stop_strings: StopStrings,
+        *,
+        include_stop_in_output: bool = False,
+        stop_in_reasoning: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """min_tokens: a match complete before this many tokens is ordinary text."""
         self._stop_strings = stop_strings
-        self._state = 0
         self._include_stop_in_output = include_stop_in_output
+        self._channels = set(Channel) if stop_in_reasoning else {Channel.TEXT}
         self._min_tokens = min_tokens
-        self._held = ""
-        # The stop string found; nothing is to be pushed after that.
+        self._state = 0
+        self._channel = Channel.TEXT
+        self._buffer = SegmentBuffer()
+        # The stop string found; nothing that comes later is passed on.
         self.stop_string: str | None = None
+        # Of the token that completes it.
+        self.stop_number = 0
 
     @property
-    def num_held(self) -> int:
-        """Characters held back."""
-        return len(self._held)
+    def oldest(self) -> int | None:
+        return self._buffer.oldest
 
-    def push(self, text: str, num_tokens: int) -> str:
-        """The text that may be sent now. num_tokens: of the output so far, with those that made this text."""
-        if self._state == 0 and not self._stop_strings.begin_in(text):
-            return text
-        start = len(self._held) + 1
-        self._held += text
-        for end, char in enumerate(text, start):
+    def feed(self, segment: Segment) -> list[Segment]:
+        """What may be sent now; after a match nothing."""
+        if self.stop_string is not None:
+            return []
+        if segment.call or segment.tag or segment.is_literal or segment.channel not in self._channels:
+            return [*self.flush(), segment]
+        before = self.flush() if segment.channel is not self._channel else []
+        self._channel = segment.channel
+        if self._state == 0 and not self._stop_strings.begin_in(segment.text):
+            return [*before, segment]
+        return [*before, *self._check(segment)]
+
+    def flush(self) -> list[Segment]:
+        """What comes later is another text, with matches of its own."""
+        self._state = 0
+        return self._buffer.take_all()
+
+    def _check(self, segment: Segment) -> list[Segment]:
+        start = self._buffer.num_chars + 1
+        self._buffer.append(segment)
+        for end, char in enumerate(segment.text, start):
             self._state = self._stop_strings.advance(self._state, char)
             found = self._stop_strings.found[self._state]
-            if found and num_tokens >= self._min_tokens:
-                self.stop_string = found
-                return self._take(end if self._include_stop_in_output else end - len(found))
-        num_held = 0 if self._include_stop_in_output else self._stop_strings.num_open[self._state]
-        return self._take(len(self._held) - num_held)
-
-    def finish(self) -> str:
-        """What is still held back, where the text ends; empty after a match. What is pushed later is another
-        text, with matches of its own."""
-        self._state = 0
-        return "" if self.stop_string is not None else self._take(len(self._held))
-
-    def _take(self, num_chars: int) -> str:
-        taken, self._held = self._held[:num_chars], self._held[num_chars:]
-        return taken
+            if found and segment.number >= self._min_tokens:
+                self.stop_string, self.stop_number = found, segment.number
+                kept = self._buffer.take(end if self._include_stop_in_output else end - len(found))
+                self._buffer.clear()
+                # Also the match is output of this channel.
+                return [*kept, segment._replace(text="")]
+        num_open = 0 if self._include_stop_in_output else self._stop_strings.num_open[self._state]
+        return self._buffer.take(self._buffer.num_chars - num_open)

@@ -2,20 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-
-class Item(NamedTuple):
-    """A stretch of output: ordinary text, or one tag."""
-
-    # As it reads if nobody takes it: empty for a tag whose token is left out of the text.
-    text: str
-    # The tag; empty for ordinary text.
-    tag: str = ""
+from services.render.output.segments import Segment, SegmentBuffer
 
 
 class TagScanner:
-    """Cuts text into items, holding back only what may become a tag."""
+    """Cuts text at the tags in it; buffers only what may become a tag."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         """No tag is the beginning of another, or reaches into another."""
@@ -23,27 +15,31 @@ class TagScanner:
         self._pattern = _any_of(self._tags)
         self._first_char = _any_of(sorted({tag[0] for tag in self._tags}))
         self._longest = max(map(len, self._tags), default=0)
-        self._held = ""
+        self._buffer = SegmentBuffer()
 
-    def push(self, text: str) -> list[Item]:
-        """The items that are certain now."""
-        if not self._held and not self._first_char.search(text):
-            return [Item(text)] if text else []
-        text = self._held + text
-        items: list[Item] = []
+    @property
+    def oldest(self) -> int | None:
+        return self._buffer.oldest
+
+    def feed(self, segment: Segment) -> list[Segment]:
+        """Text and tags. A segment that is a tag already passes: no other reaches across it."""
+        if segment.tag:
+            return [*self.flush(), segment]
+        if not self._buffer.num_chars and not self._first_char.search(segment.text):
+            return [segment]
+        self._buffer.append(segment)
+        text = self._buffer.text
+        segments: list[Segment] = []
         start = 0
         for match in self._pattern.finditer(text):
-            items += [Item(text[start : match.start()]), Item(match[0], match[0])]
+            segments += self._buffer.take(match.start() - start)
+            parts = tuple(self._buffer.take(len(match[0])))
+            segments.append(Segment(match[0], parts[-1].number, tag=match[0], parts=parts))
             start = match.end()
-        end = self._start_of_tag(text, start)
-        self._held = text[end:]
-        items.append(Item(text[start:end]))
-        return [item for item in items if item.text]
+        return segments + self._buffer.take(self._start_of_tag(text, start) - start)
 
-    def finish(self) -> list[Item]:
-        """What is held back, when it can become no tag any more."""
-        held, self._held = self._held, ""
-        return [Item(held)] if held else []
+    def flush(self) -> list[Segment]:
+        return self._buffer.take_all()
 
     def _start_of_tag(self, text: str, start: int) -> int:
         """Where a tag begins that the text breaks off in; the text's end if there is none."""

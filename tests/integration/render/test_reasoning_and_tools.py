@@ -152,7 +152,25 @@ async def test_a_message_that_spells_the_tag_opens_no_reasoning(
     assert not (await rig.render.RenderChat(request_)).text_params.starts_in_reasoning
 
 
-async def test_a_stop_string_in_the_reasoning_ends_the_output(make_rig: MakeRig, tmp_path: Path) -> None:
+async def test_a_stop_string_ends_the_text_alone_and_reasoning_is_counted(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, "deepseek_r1", DEEPSEEK_TOKENIZER)
+    rig, _ = await rig_of(make_rig, folder, "I think STOP</think>Here: STOP and on")
+    request = chat(text_params=render_pb2.TextParams(stop=["STOP"]))
+    deltas, end = await read(rig.text.Chat(render_pb2.ChatRequest(request=request)))
+    assert "".join(delta.reasoning_content for delta in deltas) == "I think STOP"
+    assert "".join(delta.text for delta in deltas) == "Here: "
+    assert end.stop_string == "STOP"
+    counts = [rig.tokenizer.encode(each, add_special_tokens=False, field="") for each in
+              ("I think STOP</think>", "Here: STOP")]  # fmt: skip
+    assert end.usage.reasoning_tokens == len(counts[0])
+    assert end.usage.completion_tokens == sum(map(len, counts))
+
+
+async def test_a_stop_string_in_the_reasoning_ends_the_output_where_asked_for(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
     async def script(generation: Generation) -> AsyncIterator[Response]:
         yield admitted()
         for token_id in rig.tokenizer.encode("I think STOP and on", add_special_tokens=False, field="text"):
@@ -161,7 +179,7 @@ async def test_a_stop_string_in_the_reasoning_ends_the_output(make_rig: MakeRig,
         yield aborted()
 
     rig = await make_rig(script, folder_of(tmp_path, "deepseek_r1", DEEPSEEK_TOKENIZER))
-    request = chat(text_params=render_pb2.TextParams(stop=["STOP"]))
+    request = chat(text_params=render_pb2.TextParams(stop=["STOP"], stop_in_reasoning=True))
     deltas, end = await read(rig.text.Chat(render_pb2.ChatRequest(request=request)))
     assert "".join(delta.reasoning_content for delta in deltas) == "I think "
     assert not any(delta.text for delta in deltas)

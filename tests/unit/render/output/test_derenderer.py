@@ -176,7 +176,7 @@ def test_token_0_can_end_an_output() -> None:
     assert end.WhichOneof("stop_cause") == "stop_token_id"
 
 
-def test_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
+def test_text_buffered_for_a_stop_string_is_sent_at_the_end() -> None:
     result = Result(push_all(make(stop=["STOP"]), [admitted(), chunk(ids_of("a ST")), finished(ABORT)]))
     assert result.text == "a ST"
     assert result.ends[0].finish_reason == ABORT
@@ -249,9 +249,9 @@ def test_more_outputs_than_a_request_can_have_are_refused() -> None:
 
 def test_an_event_weighs_what_it_may_release() -> None:
     derenderer = make(stop=["a" * 1000])
-    held = chunk(ids_of("a") * 500)
-    assert derenderer.weight(held) == held.ByteSize()
-    push_all(derenderer, [admitted(), held])
+    waiting = chunk(ids_of("a") * 500)
+    assert derenderer.weight(waiting) == waiting.ByteSize()
+    push_all(derenderer, [admitted(), waiting])
     end = finished(STOP)
     assert derenderer.weight(end) == end.ByteSize() + 500
     push_all(derenderer, [end])

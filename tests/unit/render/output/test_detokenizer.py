@@ -64,8 +64,8 @@ def incremental(tokenizer: Tokenizer, token_ids: list[int], skip_special_tokens:
     detokenizer = DetokenizerFactory(tokenizer).create(skip_special_tokens=skip_special_tokens)
     text = ""
     for token_id in token_ids:
-        text += detokenizer.push(token_id)
-    return text + detokenizer.finish()
+        text += detokenizer.feed(token_id)
+    return text + detokenizer.flush()
 
 
 @pytest.mark.parametrize("tokenizer", [demo_tokenizer, deepseek_tokenizer_, sentencepiece_like, wrapped])
@@ -94,9 +94,9 @@ def test_text_comes_back_and_no_delta_ends_within_a_character(tokenizer: Tokeniz
     detokenizer = DetokenizerFactory(tokenizer).create(skip_special_tokens=False)
     so_far = ""
     for token_id in token_ids:
-        so_far += detokenizer.push(token_id)
+        so_far += detokenizer.feed(token_id)
         assert text.startswith(so_far)
-    assert so_far + detokenizer.finish() == text
+    assert so_far + detokenizer.flush() == text
 
 
 def byte_ids(data: bytes) -> list[int]:
@@ -110,21 +110,21 @@ def byte_ids(data: bytes) -> list[int]:
 
 def test_nothing_is_sent_while_bytes_may_still_complete_a_character() -> None:
     detokenizer = DetokenizerFactory(demo_tokenizer()).create(skip_special_tokens=True)
-    deltas = [detokenizer.push(token_id) for token_id in byte_ids("👍".encode())]
+    deltas = [detokenizer.feed(token_id) for token_id in byte_ids("👍".encode())]
     assert deltas == ["", "", "", "👍"]
 
 
 def test_invalid_bytes_do_not_stall_the_stream() -> None:
     detokenizer = DetokenizerFactory(demo_tokenizer()).create(skip_special_tokens=True)
-    deltas = [detokenizer.push(token_id) for token_id in byte_ids(b"\x80\x80\xe4a")]
+    deltas = [detokenizer.feed(token_id) for token_id in byte_ids(b"\x80\x80\xe4a")]
     assert deltas == ["\ufffd", "\ufffd", "", "\ufffda"]
 
 
 def test_a_truncated_character_at_the_end_is_flushed_once() -> None:
     detokenizer = DetokenizerFactory(demo_tokenizer()).create(skip_special_tokens=True)
-    assert [detokenizer.push(token_id) for token_id in byte_ids("a你".encode()[:3])] == ["a", "", ""]
+    assert [detokenizer.feed(token_id) for token_id in byte_ids("a你".encode()[:3])] == ["a", "", ""]
     assert detokenizer.has_incomplete_text
-    assert (detokenizer.finish(), detokenizer.finish()) == ("\ufffd", "")
+    assert (detokenizer.flush(), detokenizer.flush()) == ("\ufffd", "")
 
 
 @pytest.mark.parametrize("tokenizer", [demo_tokenizer(), sentencepiece_like()], ids=["demo", "sentencepiece"])
@@ -135,7 +135,7 @@ def test_nothing_reaches_across_a_token_that_is_not_decoded(
 ) -> None:
     detokenizer = DetokenizerFactory(tokenizer).create(skip_special_tokens=False)
     tag, texts = 1, [[token_id for token_id in ids if token_id > 4] for ids in texts]
-    parts = ["".join(map(detokenizer.push, ids)) + detokenizer.finish_before(tag) for ids in texts]
+    parts = ["".join(map(detokenizer.feed, ids)) + detokenizer.flush_before(tag) for ids in texts]
     one_shot = tokenizer.decode([each for ids in texts for each in [*ids, tag]], skip_special_tokens=False)
     assert parts == one_shot.split(tokenizer.token(tag))[:-1]
 
@@ -156,9 +156,9 @@ def test_what_a_window_decodes_again_stays_small() -> None:
     for token_id in (piece, replacement, tag, byte, piece):
         for _ in range(500):
             if token_id == tag:
-                detokenizer.finish_before(tag)
+                detokenizer.flush_before(tag)
             else:
-                detokenizer.push(token_id)
+                detokenizer.feed(token_id)
     # A run of byte tokens is decoded whole, when it ends, and once more when it leaves the window.
     assert sum(decoded) < 2500 * 70
     assert sum(count > 100 for count in decoded) <= 2

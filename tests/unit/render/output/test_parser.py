@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.v1 import render_pb2
 
-from services.render.output.call_reader import MAX_HEADER_CHARS, CallPiece
+from services.render.output.call_reader import MAX_HEADER_CHARS
 from services.render.output.formats import FORMATS
-from services.render.output.parser import CallEnd, Channel, OutputParser, Written
+from services.render.output.parser import OutputParser
+from services.render.output.segments import CallPiece, Channel, Segment
 from services.render.output.tag_scanner import TagScanner
 from tests.support.output_oracle import Call, Output, divided, outputs, read
 
@@ -21,23 +22,32 @@ BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 
-def parse(parser: int, pieces: list[str], in_reasoning: bool = False) -> Output:
-    """The whole result for text in these pieces; tags are found in the text."""
+def segments_of(
+    parser: render_pb2.Parser.ValueType, pieces: list[str], in_reasoning: bool = False
+) -> list[Segment]:
+    """Tags are found in the text; each piece counts as a token."""
     output_format = FORMATS[parser]
     scanner = TagScanner(output_format.tags)
-    output_parser = OutputParser(output_format, starts_in_reasoning=in_reasoning)
+    output_parser = OutputParser(output_format, starts_in_reasoning=in_reasoning, call_id_prefix="made")
+    tokens = [Segment(piece, number) for number, piece in enumerate(pieces, start=1) if piece]
+    scanned = [each for token in tokens for each in scanner.feed(token)] + scanner.flush()
+    return [each for segment in scanned for each in output_parser.feed(segment)] + output_parser.flush()
+
+
+def parse(parser: render_pb2.Parser.ValueType, pieces: list[str], in_reasoning: bool = False) -> Output:
+    """The whole result for text in these pieces; tags are found in the text."""
     written = dict.fromkeys(Channel, "")
     calls: dict[int, Call] = {}
     done: list[Call] = []
-    items = [item for piece in pieces for item in scanner.push(piece)] + scanner.finish()
-    for event in [*(event for item in items for event in output_parser.push(item)), *output_parser.finish()]:
-        if isinstance(event, Written):
-            written[event.channel] += event.text
-        elif isinstance(event, CallPiece):
-            call = calls.get(event.index) or Call(event.index, event.call_id, event.name, "")
-            calls[event.index] = call._replace(arguments=call.arguments + event.arguments)
-        elif isinstance(event, CallEnd):
-            done.append(calls[event.index])
+    for segment in segments_of(parser, pieces, in_reasoning):
+        if (piece := segment.call) is None:
+            written[segment.channel] += segment.text
+            continue
+        call_id = "" if piece.call_id.startswith("made-") else piece.call_id
+        call = calls.get(piece.call_index) or Call(piece.call_index, call_id, piece.name, "")
+        calls[piece.call_index] = call._replace(arguments=call.arguments + segment.text)
+        if piece.is_last:
+            done.append(calls[piece.call_index])
     text = "".join(pieces)
     return Output(written[Channel.TEXT], written[Channel.REASONING], done, "", len(text))
 
@@ -46,12 +56,12 @@ def parse(parser: int, pieces: list[str], in_reasoning: bool = False) -> Output:
 @given(st.data(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_any_division_gives_the_result_of_the_whole_output(
-    parser: int, data: st.DataObject, in_reasoning: bool
+    parser: render_pb2.Parser.ValueType, data: st.DataObject, in_reasoning: bool
 ) -> None:
-    in_reasoning = in_reasoning and FORMATS[parser].has_reasoning  # type: ignore[index]
+    in_reasoning = in_reasoning and FORMATS[parser].has_reasoning
     text = data.draw(outputs(parser))
     expected = read(parser, text, in_reasoning=in_reasoning)
-    assert parse(parser, data.draw(divided(text)), in_reasoning) == expected
+    assert parse(parser, data.draw(divided(text)), in_reasoning) == expected._replace(reasoning_spans=())
 
 
 def test_v3_has_its_arguments_in_a_fenced_block() -> None:
@@ -94,6 +104,63 @@ def test_kimi_s_calls_have_ids_and_may_end_the_reasoning() -> None:
 
 
 @pytest.mark.parametrize(
+    ("call_id", "name"),
+    [
+        ("functions.f:0", "f"),
+        ("functions.f", "f"),
+        ("f:12", "f"),
+        ("functions.a:b:3", "a:b"),
+        ("call00003", None),
+        ("call_2f:a", None),
+        ("functions.", None),
+        ("functions.:0", None),
+        (":0", None),
+    ],
+)
+def test_a_kimi_id_that_names_no_function_is_no_call(call_id: str, name: str | None) -> None:
+    text = f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    result = parse(KIMI, list(text))
+    if name is None:
+        assert (result.text, result.calls) == (text, [])
+    else:
+        assert (result.text, result.calls) == ("", [Call(0, call_id, name, "{}")])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (BEGIN, f"{END}\n", ""),
+        (BEGIN, f"{END} \n\n", ""),
+        (BEGIN, f"\n{END}\n\nDone. ", "Done. "),
+        ("", "\n", ""),
+        ("", "\n\nDone.\n", "Done.\n"),
+        ("a\n\n", "", "a\n\n"),
+        (f"a {BEGIN}\n{END}\n", "", f"a {BEGIN}\n{END}\n"),
+    ],
+)
+def test_white_space_after_calls_belongs_to_them_and_none_before(before: str, after: str, text: str) -> None:
+    result = parse(V3_1, list(f"{before}{CALL}f{SEP}{{}}{CALL_END}{after}"))
+    assert (result.text, result.calls) == (text, [Call(0, "", "f", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("parser", "call"),
+    [
+        (V3, f"{CALL}function{SEP}f\n```json\n{{}}\n```{CALL_END}"),
+        (V3, f"{CALL}function{SEP}f\n```json\n```{CALL_END}"),
+        (V3, f"{CALL}function{SEP}f\n```json\n\n```\n{CALL_END}"),
+        (V3_1, f"{CALL}f{SEP}{CALL_END}"),
+        (V3_1, f"{CALL}f{SEP}\n {CALL_END}"),
+        (KIMI, "<|tool_call_begin|>f:0<|tool_call_argument_begin|> <|tool_call_end|>"),
+    ],
+)
+def test_empty_arguments_are_an_empty_object(parser: render_pb2.Parser.ValueType, call: str) -> None:
+    for pieces in ([call], list(call)):
+        [read] = parse(parser, pieces).calls
+        assert (read.name, read.arguments) == ("f", "{}")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         f"a{BEGIN}",
@@ -127,14 +194,11 @@ def test_a_malformed_call_harms_none_of_its_neighbours() -> None:
 
 
 def test_arguments_are_sent_as_they_come() -> None:
-    scanner = TagScanner(FORMATS[V3].tags)
-    parser = OutputParser(FORMATS[V3], starts_in_reasoning=False)
-    pieces = []
-    for char in f'{BEGIN}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n```{CALL_END}':
-        for item in scanner.push(char):
-            pieces += [each for each in parser.push(item) if isinstance(each, CallPiece)]
-    assert pieces[0] == CallPiece(0, "", "f", "{")
-    assert [piece.arguments for piece in pieces[1:]] == ['"', "a", '"', ":", " 1", "}"]
+    text = f'{BEGIN}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n```{CALL_END}'
+    pieces = [(segment.text, segment.call) for segment in segments_of(V3, list(text)) if segment.call]
+    assert pieces[0] == ("{", CallPiece(0, "made-0", "f", False))
+    assert [text for text, _ in pieces if text] == ["{", '"', "a", '"', ":", " 1", "}"]
+    assert pieces[-1] == ("", CallPiece(0, "", "", True))
 
 
 @pytest.mark.parametrize("num_chars", [MAX_HEADER_CHARS - 1, MAX_HEADER_CHARS, MAX_HEADER_CHARS + 1])
@@ -147,12 +211,12 @@ def test_a_header_has_a_bound_that_does_not_depend_on_the_division(num_chars: in
 
 @given(st.lists(st.text("<a>b", max_size=6), max_size=8))
 @settings(deadline=None)
-def test_the_scanner_loses_nothing_and_holds_back_only_what_may_become_a_tag(pieces: list[str]) -> None:
+def test_the_scanner_loses_nothing_and_buffers_only_what_may_become_a_tag(pieces: list[str]) -> None:
     scanner = TagScanner(["<a>", "<bb>"])
     so_far, seen = "", ""
     for piece in pieces:
         so_far += piece
-        seen += "".join(item.text for item in scanner.push(piece))
+        seen += "".join(segment.text for segment in scanner.feed(Segment(piece, 1)))
         assert so_far.startswith(seen)
         assert so_far[len(seen) :] in ("", "<", "<a", "<b", "<bb")
-    assert seen + "".join(item.text for item in scanner.finish()) == so_far
+    assert seen + "".join(segment.text for segment in scanner.flush()) == so_far

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.render.output.segments import Segment
 from services.render.output.stop_checker import StopChecker
 from services.render.output.stop_strings import StopStrings
 
@@ -19,14 +20,19 @@ def one_shot(text: str, stop: list[str], include: bool = False) -> tuple[str, st
     return text, None
 
 
+def feed(checker: StopChecker, text: str, number: int) -> str:
+    """The text that the checker lets through."""
+    return "".join(segment.text for segment in checker.feed(Segment(text, number)))
+
+
+def flush(checker: StopChecker) -> str:
+    return "".join(segment.text for segment in checker.flush())
+
+
 def run(checker: StopChecker, pieces: list[str]) -> str:
     """All text that the checker lets through."""
-    kept = ""
-    for count, piece in enumerate(pieces, start=1):
-        kept += checker.push(piece, count)
-        if checker.stop_string is not None:
-            return kept
-    return kept + checker.finish()
+    kept = "".join(feed(checker, piece, count) for count, piece in enumerate(pieces, start=1))
+    return kept + flush(checker)
 
 
 @settings(deadline=None)
@@ -41,42 +47,42 @@ def test_any_division_gives_the_result_of_the_whole_text(
 
 @settings(deadline=None)
 @given(FEW_LETTERS, STOPS)
-def test_nothing_is_held_back_that_cannot_become_a_match(text: str, stop: list[str]) -> None:
+def test_nothing_is_buffered_that_cannot_become_a_match(text: str, stop: list[str]) -> None:
     checker = StopChecker(StopStrings(stop))
-    sent = checker.push(text, 1)
+    sent = feed(checker, text, 1)
     if checker.stop_string is None:
-        held = text[len(sent) :]
-        assert text == sent + held
+        buffered = text[len(sent) :]
+        assert text == sent + buffered
         prefixes = {each[:length] for each in stop for length in range(1, len(each))}
         longest = max(
             (length for length in range(len(text) + 1) if text[len(text) - length :] in prefixes), default=0
         )
-        assert len(held) == longest
+        assert len(buffered) == longest
 
 
-def test_with_the_stop_string_in_the_output_nothing_is_held_back() -> None:
+def test_with_the_stop_string_in_the_output_nothing_is_buffered() -> None:
     checker = StopChecker(StopStrings(["STOP"]), include_stop_in_output=True)
-    assert checker.push("a ST", 1) == "a ST"
-    assert checker.push("OP more", 2) == "OP"
+    assert feed(checker, "a ST", 1) == "a ST"
+    assert feed(checker, "OP more", 2) == "OP"
     assert checker.stop_string == "STOP"
 
 
 def test_a_match_complete_before_min_tokens_is_ordinary_text() -> None:
     checker = StopChecker(StopStrings(["STOP"]), min_tokens=3)
-    assert checker.push("STOP ", 1) == "STOP "
-    assert checker.push("a STO", 2) == "a "
-    assert checker.push("P b", 3) == ""
+    assert feed(checker, "STOP ", 1) == "STOP "
+    assert feed(checker, "a STO", 2) == "a "
+    assert feed(checker, "P b", 3) == ""
     assert checker.stop_string == "STOP"
 
 
 def test_a_match_that_overlaps_an_ignored_one_counts() -> None:
     checker = StopChecker(StopStrings(["abab"]), min_tokens=2)
-    assert checker.push("abab", 1) == "ab"
-    assert checker.push("ab", 2) == ""
+    assert feed(checker, "abab", 1) == "ab"
+    assert feed(checker, "ab", 2) == ""
     assert checker.stop_string == "abab"
 
 
 def test_without_stop_strings_text_passes_through() -> None:
     checker = StopChecker(StopStrings([]))
-    assert checker.push("anything", 1) == "anything"
-    assert checker.finish() == ""
+    assert feed(checker, "anything", 1) == "anything"
+    assert flush(checker) == ""
