@@ -33,7 +33,7 @@ class FastokensLibrary:
         known = {token["id"]: token["content"] for token in self._tokenizer.added_tokens()}
         missing = missing_added_tokens(file.parent, known)
         self._tokenizer.add_tokens(missing)
-        check_added(file, missing, self.token)
+        check_added(file, missing, self._tokenizer)
         self.added_tokens = [
             AddedToken(token["id"], token["content"], token["special"], token["lstrip"], token["rstrip"])
             for token in self._tokenizer.added_tokens()

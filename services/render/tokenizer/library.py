@@ -1,7 +1,7 @@
 """The interface to the libraries that tokenize, and the one that every tokenizer.json can be loaded with."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +56,7 @@ class TokenizersLibrary:
             fields = asdict(entry)
             del fields["id"]
             self._tokenizer.add_tokens([LibraryToken(**fields)])
-        check_added(file, missing, self.token)
+        check_added(file, missing, self._tokenizer)
         # What the file says of lengths is for training.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -121,10 +121,13 @@ class TokenizersLibrary:
         return token
 
 
-def check_added(file: Path, added: Sequence[AddedTokenEntry], token: Callable[[int], str | None]) -> None:
-    """Raises CheckpointError if a library gave an added token another id than the one declared: that one is
-    another token's, or no token's and not the next one free."""
+def check_added(file: Path, added: Sequence[AddedTokenEntry], tokenizer: Any) -> None:
+    """Raises CheckpointError if a library gave an added token another id than the one declared: the id is
+    another token's, the content is, or the id is not the next one free. tokenizer: of either library."""
     for entry in added:
-        if (other := token(entry.id)) != entry.content:
-            is_what = f"it is {other!r}" if other is not None else "the tokens before it are missing"
-            raise contradiction(file.parent / "tokenizer_config.json", entry, is_what)
+        if (content := tokenizer.id_to_token(entry.id)) == entry.content:
+            continue
+        other = f"token {entry.id} is {content!r}"
+        if content is None:
+            other = f"{entry.content!r} is token {tokenizer.token_to_id(entry.content)}"
+        raise contradiction(file.parent / "tokenizer_config.json", entry, other)
