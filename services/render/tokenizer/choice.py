@@ -3,11 +3,15 @@
 import random
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from services.render.tokenizer.library import TokenizerLibrary, TokenizersLibrary
 from services.render.tokenizer.reference import Reference, ReferenceProcess, encodings
-from shared.tokenizer_files import tokenizer_fingerprint
+from shared.model_files import CheckpointError
+from shared.tokenizer_files import TIKTOKEN_MODEL, TOKENIZER_JSON, tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from services.render.tokenizer.tiktoken import TiktokenLibrary
 
 
 class TokenizerName(StrEnum):
@@ -16,6 +20,15 @@ class TokenizerName(StrEnum):
     AUTO = "auto"
     FASTOKENS = "fastokens"
     TOKENIZERS = "tokenizers"
+    TIKTOKEN = "tiktoken"
+
+
+# What each library reads here.
+_READS = {
+    TokenizerName.FASTOKENS: TOKENIZER_JSON,
+    TokenizerName.TOKENIZERS: TOKENIZER_JSON,
+    TokenizerName.TIKTOKEN: TIKTOKEN_MODEL,
+}
 
 
 class LoadedTokenizer(NamedTuple):
@@ -28,24 +41,39 @@ class LoadedTokenizer(NamedTuple):
     # As Reference's.
     fingerprint: str
     decoder: dict[str, Any]
+    max_token_chars: int | None
 
 
 def load_library(file: Path, name: TokenizerName) -> LoadedTokenizer:
-    """file: a folder's tokenizer.json.
+    """file: a folder's tokenizer.json or tiktoken.model.
 
-    Raises ValueError if it cannot be loaded, or not with the library asked for.
+    Raises CheckpointError if it cannot be loaded, or not with the library asked for.
     """
+    asked_for = "asked for" if name is not TokenizerName.AUTO else ""
+    if asked_for and _READS[name] != file.name:
+        raise CheckpointError(f"cannot use {name} for {file}: it reads {_READS[name]}")
+    if file.name == TIKTOKEN_MODEL:
+        # Imported only where it is used, as the other ones are.
+        from services.render.tokenizer.tiktoken import TiktokenLibrary
+
+        return _loaded(TiktokenLibrary(file), file, TokenizerName.TIKTOKEN, asked_for or "for this file")
     if name is TokenizerName.TOKENIZERS:
-        return _reference_library(file, "asked for")
+        return _loaded(TokenizersLibrary(file), file, name, asked_for)
     reference = ReferenceProcess(file)
     library, reason = _try_fastokens(file)
     answers = reference.ask(self_test_texts())
     if library is not None and not (reason := _difference(library, answers)):
-        why = "asked for" if name is TokenizerName.FASTOKENS else "equal to tokenizers in the self-test"
-        return LoadedTokenizer(library, TokenizerName.FASTOKENS, why, answers.fingerprint, answers.decoder)
+        return LoadedTokenizer(
+            library,
+            TokenizerName.FASTOKENS,
+            asked_for or "equal to tokenizers in the self-test",
+            answers.fingerprint,
+            answers.decoder,
+            answers.max_token_chars,
+        )
     if name is TokenizerName.FASTOKENS:
-        raise ValueError(f"cannot use fastokens for {file}: {reason}")
-    return _reference_library(file, reason)
+        raise CheckpointError(f"cannot use fastokens for {file}: {reason}")
+    return _loaded(TokenizersLibrary(file), file, TokenizerName.TOKENIZERS, reason)
 
 
 def self_test_texts() -> list[str]:
@@ -71,20 +99,20 @@ _WRITTEN = (
 )
 
 
-def _reference_library(file: Path, reason: str) -> LoadedTokenizer:
-    library = TokenizersLibrary(file)
+def _loaded(
+    library: "TokenizersLibrary | TiktokenLibrary", file: Path, name: TokenizerName, reason: str
+) -> LoadedTokenizer:
     fingerprint = tokenizer_fingerprint(file.parent)
-    return LoadedTokenizer(library, TokenizerName.TOKENIZERS, reason, fingerprint, library.decoder)
+    return LoadedTokenizer(library, name, reason, fingerprint, library.decoder, library.max_token_chars)
 
 
 def _try_fastokens(file: Path) -> tuple[TokenizerLibrary | None, str]:
     """The library, or why there is none."""
     try:
-        # Imported only where it is used, as the other one is.
         from services.render.tokenizer.fastokens import FastokensLibrary
 
         return FastokensLibrary(file), ""
-    except (ImportError, ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError, CheckpointError) as error:
         return None, f"fastokens cannot load the file: {error}"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from services.render.tokenizer.control_tokens import Piece
 from services.render.tokenizer.library import TokenizerLibrary, TokenizersLibrary
+from shared.model_files import CheckpointError
 from shared.tokenizer_files import tokenizer_fingerprint
 
 _MAX_SECONDS = 60.0
@@ -29,6 +30,8 @@ class Reference:
     fingerprint: str
     # The file's section `decoder`; empty if it has none.
     decoder: dict[str, Any]
+    # As TokenizersLibrary's.
+    max_token_chars: int | None
     # Of each text: without what the tokenizer adds to a plain prompt, with it, and control tokens as text.
     ids: list[list[int]]
     ids_with_added: list[list[int]]
@@ -44,25 +47,25 @@ class ReferenceProcess:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, texts: Sequence[str]) -> Reference:
-        """Waits for the answers. Raises ValueError if the file cannot be loaded."""
+        """Waits for the answers. Raises CheckpointError if the file cannot be loaded."""
         try:
             output, _ = self._process.communicate(json.dumps(texts).encode(), timeout=_MAX_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            raise ValueError(f"checking {self._file} took more than {_MAX_SECONDS:g} seconds") from None
+            raise CheckpointError(f"checking {self._file} took more than {_MAX_SECONDS:g} seconds") from None
         answer = json.loads(output or b"{}")
         if "error" in answer or self._process.returncode:
-            raise ValueError(answer.get("error", f"the process that checks {self._file} failed"))
+            raise CheckpointError(answer.get("error", f"the process that checks {self._file} failed"))
         return Reference(**answer)
 
 
 def answer(file: Path, read_texts: Callable[[], Sequence[str]]) -> Reference:
     """The answers, from this process. file: a folder's tokenizer.json. read_texts: called last, since it may
-    have to wait. Raises ValueError if the file cannot be loaded."""
+    have to wait. Raises CheckpointError if the file cannot be loaded."""
     library = TokenizersLibrary(file)
     fingerprint = tokenizer_fingerprint(file.parent)
     ids, ids_with_added, ids_as_text = encodings(library, read_texts())
-    return Reference(fingerprint, library.decoder, ids, ids_with_added, ids_as_text)
+    return Reference(fingerprint, library.decoder, library.max_token_chars, ids, ids_with_added, ids_as_text)
 
 
 def encodings(library: TokenizerLibrary, texts: Sequence[str]) -> tuple[list[list[int]], ...]:
@@ -77,7 +80,7 @@ def encodings(library: TokenizerLibrary, texts: Sequence[str]) -> tuple[list[lis
 def _main(file: str) -> None:
     try:
         result: dict[str, Any] = asdict(answer(Path(file), lambda: json.load(sys.stdin)))
-    except ValueError as error:
+    except CheckpointError as error:
         result = {"error": str(error)}
     try:
         json.dump(result, sys.stdout)

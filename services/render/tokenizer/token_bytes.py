@@ -1,6 +1,9 @@
 """Byte-level vocabularies: which bytes a token stands for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+# Tokens decoded at a time: no more than a millisecond in which no other thread runs.
+_DECODE_CHUNK = 8192
 
 
 class TokenBytes:
@@ -21,12 +24,26 @@ class TokenBytes:
                 self._known[token_id] = found
         return found
 
+    def decode(self, token_ids: Sequence[int], skipped: Collection[int]) -> str:
+        """The text of all of them at once, but of those skipped; invalid bytes are replaced."""
+        return b"".join(self._chunks(token_ids, skipped)).decode(errors="replace")
+
+    def _chunks(self, token_ids: Sequence[int], skipped: Collection[int]) -> Iterator[bytes]:
+        for start in range(0, len(token_ids), _DECODE_CHUNK):
+            chunk = token_ids[start : start + _DECODE_CHUNK]
+            yield b"".join([self[each] for each in chunk if each not in skipped])
+
     def _look_up(self, token_id: int) -> bytes:
         token = self._spelling(token_id) or ""
         try:
             return bytes(map(_CHAR_TO_BYTE.__getitem__, token))
         except KeyError:
             return token.encode()  # an added token: spelled as it is
+
+
+def spell(token: bytes) -> str:
+    """A token's bytes as a byte-level vocabulary spells them."""
+    return token.decode("latin-1").translate(_BYTE_TO_CHAR)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -40,3 +57,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _CHAR_TO_BYTE = _byte_alphabet()
+_BYTE_TO_CHAR = {byte: char for char, byte in _CHAR_TO_BYTE.items()}
+# How a byte-level vocabulary spells the single bytes.
+BYTE_ALPHABET = _CHAR_TO_BYTE.keys()

@@ -1,6 +1,7 @@
-"""The model's tokenizer: tokenizer.json, loaded as it is.
+"""The model's tokenizer: tokenizer.json or tiktoken.model, loaded as it is.
 
-tokenizer_config.json often names a class that the file is not; loading through such a class loses spaces.
+The tokenizer_config.json beside a tokenizer.json often names a class that the file is not; loading through
+such a class loses spaces. Only its added_tokens_decoder is read.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ from services.render.tokenizer.choice import LoadedTokenizer, TokenizerName, loa
 from services.render.tokenizer.control_tokens import ControlTokens, Piece
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError
+from shared.model_files import CheckpointError
 
 _ROUND_TRIP_TEXTS = (
     "two  spaces and   three",
@@ -26,8 +28,8 @@ class Tokenizer:
     """Text to token ids and back. Thread safe: nothing of it changes after the start."""
 
     def __init__(self, file: Path, name: TokenizerName = TokenizerName.AUTO) -> None:
-        """file: a folder's tokenizer.json. Raises ConfigError if it cannot be read, or does not give back the
-        text that it is given."""
+        """file: a folder's tokenizer.json or tiktoken.model. Raises ConfigError if it cannot be read, or does
+        not give back the text that it is given."""
         loaded = _load(file, name)
         _give_back_memory()
         self._library = loaded.library
@@ -38,6 +40,8 @@ class Tokenizer:
         self.reason = loaded.reason
         # The file's section `decoder`; empty if it has none.
         self.decoder = loaded.decoder
+        # The most characters of a text that one token stands for; None if there is no such bound.
+        self.max_token_chars = loaded.max_token_chars
         added_tokens = self._library.added_tokens
         self.special_token_ids = frozenset(token.token_id for token in added_tokens if token.special)
         self.control_tokens = ControlTokens(added_tokens)
@@ -78,7 +82,7 @@ def _give_back_memory() -> None:
 def _load(file: Path, name: TokenizerName) -> LoadedTokenizer:
     try:
         loaded = load_library(file, name)
-    except ValueError as error:
+    except CheckpointError as error:
         raise ConfigError(str(error)) from None
     for text in _ROUND_TRIP_TEXTS:
         ids = loaded.library.encode(text, add_special_tokens=False)
