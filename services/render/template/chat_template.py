@@ -1,6 +1,5 @@
 """Turns a conversation into the text that the model was trained on."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -10,22 +9,19 @@ import jinja2
 
 from services.render.model_folder import DEFAULT_TEMPLATE
 from services.render.request.conversation import Conversation
-from services.render.template.capabilities import Capabilities, Message
+from services.render.template.capabilities import EXPECTED_ROLES, Capabilities, Message
 from services.render.template.continuation import cut_at_end, mark_end
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.template.messages import messages_for
 from services.render.template.probe import probe
-from services.render.template.time_limit import time_limit
 from services.render.template.trusted import joined, mask_of, trusted
+from services.render.time_limit import time_limit
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range
 
 # The template that Hugging Face prefers when there are tools.
 TOOL_TEMPLATE = "tool_use"
-
-# A role that is no more than a name is trusted.
-_PLAIN_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # What a template can raise by itself; anything else is our own bug.
 _TEMPLATE_FAULTS = (
@@ -137,9 +133,10 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         prefix: str,
     ) -> str:
-        # Such as `<|im_` + role + `|>`: a plain name completes the token.
-        roles = {role: self._trust_role(role) for role in {message["role"] for message in messages}}
-        messages = [{**message, "role": roles[message["role"]]} for message in messages]
+        # Such as `<|im_` + role + `|>`: the name of a role completes the token. Any other role is content.
+        roles = {message["role"] for message in messages}
+        known = {role: trusted(role) for role in roles if role in EXPECTED_ROLES or role in compiled.words}
+        messages = [{**message, "role": known.get(message["role"], message["role"])} for message in messages]
         variables = {
             "documents": None,
             **conversation.variables,
@@ -161,10 +158,6 @@ class ChatTemplate:
             detail = str(error) or type(error).__name__
             raise _failed(f"{_place_of(error)}{detail}", prefix) from None
         return joined(pieces)
-
-    def _trust_role(self, role: str) -> str:
-        is_plain = _PLAIN_ROLE.fullmatch(role) and not self._control_tokens.has_any(role)
-        return trusted(role) if is_plain else role
 
     def _render_open(
         self, compiled: CompiledTemplate, conversation: Conversation, messages: list[Message], prefix: str

@@ -62,14 +62,11 @@ class ControlTokens:
         """Of all control tokens."""
         return self._tokens.keys()
 
-    def has_any(self, text: str) -> bool:
-        """Whether a text holds a control token."""
-        return any(True for _ in self._finder.spans(text))
-
     def may_touch(self, text: str) -> bool:
-        """Whether a text may hold a control token, or the beginning or the end of one that a neighbour
-        completes."""
-        return not self._edges.isdisjoint(text)
+        """Whether a text may hold a control token, or a part of one that its neighbours complete."""
+        if not self._edges.isdisjoint(text):
+            return True
+        return len(text) > 1 and any(text in token for token in self._tokens)
 
     def cut(self, text: str, mask: str) -> Prompt:
         """Along the control tokens that the template wrote. mask: TRUSTED or UNTRUSTED for each character."""

@@ -179,6 +179,7 @@ def test_no_operation_makes_a_control_token_of_content(source: str, content: str
         "{{ 123 | replace(2, '<think>', 1) }}{{ '<think>1' | replace(1, 2) }}",
         "{{ ('<think>\n' ~ ('<User>' | e)) }}{{ ('<｜USER｜>x' | capitalize)[:-1] }}{{ '<THINK>'.lower() }}",
         "{{ 'hi'.replace('h', '<think>') }}{{ ('<think>' + 'a').partition('>')[0] }}",
+        "{{ '<｜%s｜>' % 'User' }}{{ '<｜' ~ 'Assistant' ~ '｜>' }}",
         "{{ ('<｜Assistant｜>' ~ '<think>')[:-7] }}{{ ('x' + '<think>').removeprefix('x') }}",
     ],
 )
@@ -426,6 +427,24 @@ def test_a_plain_role_completes_a_marker_and_nothing_else_does(role: str) -> Non
     assert control_ids(tokenizer, template, hostile) == []
 
 
+@pytest.mark.parametrize("role", ["end", "im_end", "endoftext"])
+def test_a_role_that_the_template_does_not_name_completes_no_marker(role: str) -> None:
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    tokens = ControlTokens([AddedToken(3, f"<|{role}|>", True, False, False)])
+    template = ChatTemplate({"default": source}, {}, control_tokens=tokens)
+    prompt = render_with(
+        template, to_request([{"role": role, "content": "x"}, {"role": "user", "content": "y"}])
+    )
+    assert not any(has_control for _, has_control in prompt.pieces)
+    assert prompt.text == f"<|{role}|>x<|user|>y"
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_each_style_of_template_starts_with_all_of_its_markers_as_tokens(style: str, tmp_path: Any) -> None:
+    folder = make_folder(tmp_path, tokenizer_config={"chat_template": TEMPLATES[style]})
+    assert load_chat_template(load_model_folder(folder), marker_tokenizer().control_tokens)
+
+
 def test_trusted_content_means_what_it_says() -> None:
     model = load_model_folder(DEMO_MODEL)
     tokenizer = marker_tokenizer()
@@ -443,7 +462,6 @@ def test_trusted_content_means_what_it_says() -> None:
         "{{ '<｜user｜>' | list | join }}",
         "{{ '<｜user｜>' | center(20) }}",
         "{{ '\n<｜user｜>' | indent }}",
-        "{{ '<｜%s｜>' % 'User' }}",
     ],
 )
 def test_a_template_that_hides_its_own_control_tokens_stops_the_start(source: str, tmp_path: Any) -> None:
