@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from services.render.template.time_limit import time_limit
+from services.render.time_limit import time_limit
 from shared.cores import num_usable_cores
 
 P = ParamSpec("P")

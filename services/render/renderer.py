@@ -10,7 +10,7 @@ from services.render.model_folder import ModelFolder
 from services.render.output.text_params import resolve_text_params, set_parser
 from services.render.request.conversation import read_conversation
 from services.render.template.chat_template import ChatTemplate
-from services.render.template.time_limit import check_clock
+from services.render.time_limit import check_clock
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError, out_of_range
 from shared.sampling_params import resolve, validate

@@ -20,7 +20,6 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.render.template.time_limit import check_clock
 from services.render.template.trusted import (
     CONCAT,
     Trusted,
@@ -29,6 +28,7 @@ from services.render.template.trusted import (
     joined,
     modulo,
 )
+from services.render.time_limit import check_clock
 from services.render.tokenizer.control_tokens import ControlTokens
 
 # Of a rendering, and of any JSON in it.

@@ -13,7 +13,7 @@ from services.render.template.capabilities import (
     Message,
     NullContent,
 )
-from services.render.template.time_limit import check_clock
+from services.render.time_limit import check_clock
 from shared.errors import Reason, ServiceError, out_of_range
 
 # The names that templates read reasoning by, the one of the contract first.

@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from services.render.compute_pool import ComputePool
-from services.render.template.time_limit import check_clock
+from services.render.time_limit import check_clock
 
 LARGE = 1_000_000
 

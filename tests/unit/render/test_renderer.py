@@ -13,7 +13,7 @@ from services.render.model_folder import load_model_folder
 from services.render.output.text_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from services.render.renderer import Renderer
 from services.render.template.check import load_chat_template
-from services.render.template.time_limit import time_limit
+from services.render.time_limit import time_limit
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.errors import Reason, ServiceError
 from shared.tokenizer_files import tokenizer_fingerprint

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from triptych.v1 import render_pb2
 
-from services.render.template import time_limit
+from services.render import time_limit
 from services.render.template.capabilities import Arguments, Capabilities, NullContent
 from services.render.template.chat_template import ChatTemplate
 from shared.errors import Reason, ServiceError
