@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -47,7 +48,8 @@ def write_checkpoint(folder: Path) -> int:
     config = bench_config()
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
-        model = DeepseekV3ForCausalLM(config).to(torch.bfloat16)
+        model: Any = DeepseekV3ForCausalLM(config)
+        model = model.to(torch.bfloat16)
         model.save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(DEMO_MODEL / name, folder / name)

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import grpc
 import typer
@@ -146,10 +146,12 @@ def _connect_to(renders: Iterator[ServiceProcess]) -> Connect:
     async def connect() -> AsyncIterator[Send]:
         address = next(renders).address
         async with grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel:
-            call = channel.unary_unary("/triptych.v1.RenderService/RenderChat")
+            call: Any = channel.unary_unary("/triptych.v1.RenderService/RenderChat")
 
             async def send(messages: Messages) -> None:
-                converted = [render_pb2.ChatMessage(**message) for message in messages]
+                converted = [
+                    render_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in messages
+                ]
                 # The answer stays bytes: what a client does with it is not measured.
                 await call(render_pb2.RenderChatRequest(messages=converted).SerializeToString())
 

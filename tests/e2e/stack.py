@@ -54,7 +54,7 @@ class Answer:
     finished: render_pb2.TextFinished
 
 
-def chat_request(messages: Iterable[Mapping[str, str]], **params: Any) -> render_pb2.ChatRequest:
+def chat_request(messages: Iterable[Mapping[str, Any]], **params: Any) -> render_pb2.ChatRequest:
     """params: of SamplingParams."""
     return render_pb2.ChatRequest(
         request=render_pb2.RenderChatRequest(
@@ -69,7 +69,8 @@ async def ask(
 ) -> Answer:
     """One chat completion. Greedy unless `params` (SamplingParams) say otherwise."""
     request = chat_request(messages, **{"temperature": 0, **params})
-    text, token_ids = "", []
+    text = ""
+    token_ids: list[int] = []
     finished: list[render_pb2.TextFinished] = []
     async for response in stub.Chat(request):
         text += response.event.delta.text

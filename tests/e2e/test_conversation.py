@@ -73,7 +73,9 @@ async def test_a_stop_string_ends_the_output_everywhere(stack: Stack) -> None:
     async with grpc.aio.insecure_channel(str(stack.render.address), options=CLIENT_OPTIONS) as channel:
         stub = render_pb2_grpc.TextServiceStub(channel)
         request = render_pb2.RenderChatRequest(
-            messages=[render_pb2.ChatMessage(**message) for message in messages],
+            messages=[
+                render_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in messages
+            ],
             text_params=render_pb2.TextParams(stop=["green"]),
         )
         text = ""

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.unit.worker.model.configs import make_config
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "small": {},
     "one head": {**ONE_HEAD, "kv_lora_rank": 64},
     "sixteen heads": SIXTEEN_HEADS,

@@ -4,13 +4,13 @@ In process, and through sessions of a worker process, over which log-probabiliti
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from triptych.v1 import worker_pb2
+from triptych.v1 import types_pb2, worker_pb2
 
 from services.worker.checkpoint.loader import LoadedModel
 from services.worker.model.configuration import ModelConfig
@@ -25,7 +25,7 @@ NUM_TOKENS = 70
 NUM_NEW = 64
 # Prompt lengths and the chunks they come in; each begins in another step.
 PROMPTS = [(1, 1), (5, 3), (23, 16), (40, 17), (16, 64), (2, 2)]
-OpenExecutor = Callable[[str], "contextmanager[Executor]"]
+OpenExecutor = Callable[[str], AbstractContextManager[Executor]]
 
 
 @pytest.fixture(params=["in process", "over gRPC"])
@@ -76,7 +76,8 @@ def test_prompt_logprobs_are_those_of_transformers(
     token_ids = random_tokens(NUM_TOKENS)
     expected = expected_logits(name).log_softmax(-1)
     block_ids = block_tables([NUM_TOKENS], BLOCK_SIZE, NUM_BLOCKS)[0]
-    reported, start = [], 0
+    reported: list[types_pb2.PositionLogprobs] = []
+    start = 0
     with open_executor(name) as executor:
         for step_id, chunk in enumerate((17, 1, 3, 48, 1)):
             stop = start + chunk

@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ PROMPT_LENS = (33, 1, 16, 17, 64, 33, 5, 40, 31, 2)
 CHUNKS = (1, 3, 16, 17)
 # After so many steps, what has not ended ends undisturbed.
 LAST_INTERRUPTION = 50
-SAMPLINGS = (
+SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.2, "top_k": 20},

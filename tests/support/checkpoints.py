@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from tests.support.checkpoint_variants import SIZES, Variant
 
-MODEL_CLASSES = {
+MODEL_CLASSES: dict[str, tuple[Any, Any]] = {
     "v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
 }

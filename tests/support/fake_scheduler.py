@@ -91,7 +91,7 @@ def chunk(token_ids: Sequence[int], output_index: int = 0, with_logprobs: bool =
 
 
 def finished(
-    finish_reason: types_pb2.FinishReason = types_pb2.FINISH_REASON_LENGTH,
+    finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_LENGTH,
     output_index: int = 0,
     stop_token_id: int | None = None,
     total_seconds: float = 1.5,

@@ -10,6 +10,7 @@ Hashes of integers are the same in every process.
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 from triptych.v1 import types_pb2, worker_pb2
 
@@ -26,7 +27,7 @@ class ContractViolationError(Exception):
 
 def make_info(**fields: object) -> types_pb2.ModelInfo:
     """A small model in a small cache; `fields` replace what is given here."""
-    defaults: dict[str, object] = {
+    defaults: dict[str, Any] = {
         "model": "fake",
         "model_fingerprint": "model-1",
         "tokenizer_fingerprint": "tokenizer-1",
@@ -115,7 +116,7 @@ class FakeModel:
             raise ContractViolationError(
                 f"{sequence.request_id}: position {kv.index(None)} was never written"
             )
-        return kv
+        return [each for each in kv if each is not None]
 
     def _advance(self, sequence: worker_pb2.SequenceStep, kv: list[int]) -> worker_pb2.SequenceResult:
         block_size = self._info.block_size

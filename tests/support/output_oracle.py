@@ -26,7 +26,7 @@ class Span(NamedTuple):
 class Call(NamedTuple):
     """A complete call."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     call_id: str
     name: str
     arguments: str

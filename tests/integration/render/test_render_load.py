@@ -115,7 +115,8 @@ async def test_a_message_of_5_mb_delays_neither_health_checks_nor_small_requests
         for attempt in range(3):
             # Serialized here, so that this process's own work is not measured as the service's.
             data = LARGE[kind](attempt).SerializeToString()
-            large = asyncio.ensure_future(channel.unary_unary("/triptych.v1.RenderService/RenderChat")(data))
+            call: Any = channel.unary_unary("/triptych.v1.RenderService/RenderChat")
+            large: asyncio.Future[bytes] = asyncio.ensure_future(call(data))
             await asyncio.sleep(0)
             health_seconds, small_seconds = await asyncio.gather(
                 slowest_while(large, lambda: health.Check(health_pb2.HealthCheckRequest())),

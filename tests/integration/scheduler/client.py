@@ -43,7 +43,7 @@ class Answer:
         """The events' names, in order."""
         return [str(event.WhichOneof("event")) for event in self.events]
 
-    def of_kind(self, kind: str) -> list[Any]:
+    def of_kind(self, kind: Any) -> list[Any]:
         """All events of one kind, without the envelope."""
         return [getattr(event, kind) for event in self.events if event.WhichOneof("event") == kind]
 

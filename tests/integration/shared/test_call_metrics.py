@@ -126,7 +126,7 @@ async def test_a_thousand_random_requests_add_no_series() -> None:
             if random.random() < 0.1:
                 path = f"/{secrets.token_hex(4)}.{secrets.token_hex(4)}/{secrets.token_hex(4)}"
                 # Somebody else's client: ours is only ever asked for methods that exist.
-                await failure_of(fake.channel._channel.unary_unary(path)(b""))
+                await failure_of(fake.channel._channel.unary_unary(path)(b""))  # type: ignore[attr-defined]
             else:
                 async for _ in fake.stub.Generate(request, metadata=metadata):
                     pass

@@ -89,5 +89,6 @@ def call_by_reflection(address: str) -> tuple[list[str], Any]:
 async def test_a_method_that_is_not_there_is_unimplemented() -> None:
     async with serving() as fake:
         for method in (f"/{SERVICE}/Nothing", "/no.such.Service/Nothing"):
-            error = await failure_of(fake.channel.unary_unary(method, lambda _: b"", lambda data: data)(None))
+            call: Any = fake.channel.unary_unary(method, lambda _: b"", lambda data: data)
+            error = await failure_of(call(None))
             assert error.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -6,5 +6,5 @@ from tests.unit.worker.backends.broken_backends import BROKEN, BrokenBackend
 
 if __name__ == "__main__":
     self_test.TRUSTED_DEVICE = "the cpu of another machine"
-    serve.ReferenceBackend = lambda: BrokenBackend(BROKEN["a causal leak"])  # type: ignore[assignment, misc]
+    serve.ReferenceBackend = lambda: BrokenBackend(BROKEN["a causal leak"])  # type: ignore[assignment, attr-defined]
     main()

@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 from services.cli.main import main
-from services.worker import serve
 from services.worker.step.model_runner import ModelRunner
 
 
@@ -13,5 +12,5 @@ def _execute_slowly(runner: ModelRunner, step: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve.ModelRunner.execute = _execute_slowly  # type: ignore[method-assign, assignment]
+    ModelRunner.execute = _execute_slowly  # type: ignore[method-assign, assignment]
     main()

@@ -38,7 +38,7 @@ def test_loading_stops_at_the_next_tensor() -> None:
 
 
 def test_a_loaded_worker_exports_its_limits() -> None:
-    limits = {"num_blocks": 9, "max_num_batched_tokens": 100, "max_model_len": 60}
+    limits: dict[str, Any] = {"num_blocks": 9, "max_num_batched_tokens": 100, "max_model_len": 60}
     runner = load(dtype="bfloat16", **limits)
     expected = {
         "kv_cache_blocks": 9,

@@ -5,10 +5,11 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import proto
-from triptych.v1 import worker_pb2
+from triptych.v1 import types_pb2, worker_pb2
 
 from services.cli.replay import ReplayConfig, read_sessions, replay
 from services.cli.replay_difference import first_difference
@@ -145,7 +146,7 @@ def test_subtly_wrong_attention_is_reported_though_all_tokens_are_equal(
     run_generations(RecordingRunner(model_runner, record), [generation], block_size=BLOCK_SIZE)
     record.close()
 
-    def replayed(**flags: float) -> tuple[int, str]:
+    def replayed(**flags: Any) -> tuple[int, str]:
         config = ReplayConfig(worker=weak_worker.address, **flags)
         return replay(str(tmp_path / "record"), config), capsys.readouterr().out
 
@@ -266,14 +267,26 @@ def shift_prompt_logprob(result: worker_pb2.StepResult) -> None:
 )
 def test_every_kind_of_difference_is_found(change: Change, expected: str | None) -> None:
     def logprobs(*values: float) -> worker_pb2.Sample:
-        entries = [{"token_id": i, "logprob": value} for i, value in enumerate(values)]
-        return worker_pb2.Sample(token_id=0, logprobs={"token": entries[0], "top": entries})
+        entries = [types_pb2.TokenLogprob(token_id=i, logprob=value) for i, value in enumerate(values)]
+        return worker_pb2.Sample(
+            token_id=0, logprobs=types_pb2.PositionLogprobs(token=entries[0], top=entries)
+        )
 
     step = worker_pb2.Step(
         step_id=3,
         sequences=[
-            {"sequence_key": 7, "token_ids": [1, 2], "context_len": 10, "samplings": [{"query_index": 1}]},
-            {"sequence_key": 8, "request_id": "r", "token_ids": [3, 4, 5], "samplings": [{"query_index": 2}]},
+            worker_pb2.SequenceStep(
+                sequence_key=7,
+                token_ids=[1, 2],
+                context_len=10,
+                samplings=[worker_pb2.SamplingStep(query_index=1)],
+            ),
+            worker_pb2.SequenceStep(
+                sequence_key=8,
+                request_id="r",
+                token_ids=[3, 4, 5],
+                samplings=[worker_pb2.SamplingStep(query_index=2)],
+            ),
         ],
     )
     replayed = worker_pb2.StepResult(

@@ -1,6 +1,7 @@
 """Who owns the cache, and what a session that follows is told: the rules of worker.proto."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ def chosen(result: worker_pb2.StepResult) -> int:
     return result.sequences[0].samples[0].token_id
 
 
-async def started(waiting: "asyncio.Future[object]") -> bool:
+async def started(waiting: "asyncio.Future[Any]") -> bool:
     """Whether it ends soon."""
     done, _ = await asyncio.wait([waiting], timeout=0.2)
     return bool(done)
@@ -184,6 +185,7 @@ async def test_before_the_model_is_loaded_nothing_opens_but_health_answers(
 ) -> None:
     loading = asyncio.Event()
     loop = asyncio.get_running_loop()
+    runner: Any = None
     worker = await start_worker(
         load=lambda _is_stopping: asyncio.run_coroutine_threadsafe(loading.wait(), loop).result() and runner
     )

@@ -1,6 +1,7 @@
 """A malformed step ends the stream and writes nothing; a failing one leaves the worker usable."""
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -95,7 +96,8 @@ async def test_bytes_that_are_no_message_end_the_session(worker: Worker) -> None
         yield b"\xff\xff\xff"
 
     async with grpc.aio.insecure_channel(str(worker.address)) as channel:
-        call = channel.stream_stream("/triptych.v1.WorkerService/Execute")(garbage())
+        method: Any = channel.stream_stream("/triptych.v1.WorkerService/Execute")
+        call = method(garbage())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass

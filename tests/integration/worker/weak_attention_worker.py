@@ -5,5 +5,5 @@ from services.worker import serve
 from tests.unit.worker.backends.broken_backends import BrokenBackend, weaken
 
 if __name__ == "__main__":
-    serve.ReferenceBackend = lambda: BrokenBackend(weaken)  # type: ignore[assignment, misc]
+    serve.ReferenceBackend = lambda: BrokenBackend(weaken)  # type: ignore[assignment, attr-defined]
     main()

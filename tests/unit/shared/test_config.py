@@ -1,8 +1,8 @@
 """Flags, variables and defaults become one frozen object, or one line that says what to mend."""
 
-from enum import EnumType
+from enum import Enum, EnumType
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trustme
@@ -58,7 +58,7 @@ def test_every_field_reads_its_variable_as_it_reads_its_flag(
             continue
         value = values.get(name, "true" if field.annotation is bool else "1024")
         if isinstance(field.annotation, EnumType):
-            value = str([*field.annotation][-1])
+            value = str(list(cast("type[Enum]", field.annotation))[-1])
         from_flag = getattr(load_config(config_class, {name: value}), name)
         monkeypatch.setenv(f"triptych_{name}", value)
         assert getattr(load_config(config_class, {}), name) == from_flag, name
@@ -145,7 +145,7 @@ def test_certificates_are_checked_before_anything_starts(tmp_path: Path) -> None
 
 def test_allowed_peers_are_names_between_commas(tmp_path: Path) -> None:
     config = WorkerConfig.model_construct(tls_allowed_peers=" a, b,")
-    assert config.allowed_peers == {"a", "b"}
+    assert config.allowed_peers == frozenset({"a", "b"})
     assert WorkerConfig.model_construct(tls_allowed_peers="").allowed_peers == frozenset()
     assert load_config(WorkerConfig, {}).allowed_peers is None
 
@@ -153,4 +153,4 @@ def test_allowed_peers_are_names_between_commas(tmp_path: Path) -> None:
 def test_a_configuration_does_not_change() -> None:
     config = load_config(WorkerConfig, {})
     with pytest.raises(ValidationError, match="frozen"):
-        config.threads = 3
+        config.threads = 3  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 
 
 def test_it_is_the_contents_not_the_files(tmp_path: Path) -> None:
-    content = {"added_tokens": [{"id": 3, "content": "<｜User｜>"}], "model": {"vocab": {"é": 0, "a": 1}}}
+    content: dict[str, Any] = {
+        "added_tokens": [{"id": 3, "content": "<｜User｜>"}],
+        "model": {"vocab": {"é": 0, "a": 1}},
+    }
     reordered = {"model": {"vocab": {"a": 1, "é": 0}}, "added_tokens": content["added_tokens"]}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")

@@ -20,7 +20,7 @@ from tests.support.render_models import DEMO_MODEL, SPECIAL_TOKENS, TEMPLATES, m
 
 CALL = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-CONVERSATION = [
+CONVERSATION: list[Any] = [
     {"role": "system", "content": "Be 你."},
     {"role": "user", "content": "Weather?"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},

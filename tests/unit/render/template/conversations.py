@@ -141,10 +141,10 @@ def render_with(template: ChatTemplate, request: render_pb2.RenderChatRequest) -
 
 def transformers_text(style: str, messages: Sequence[Message], **options: Any) -> str:
     """What transformers' own rendering makes of it."""
-    [text], _ = render_jinja_template(
+    rendered: Any = render_jinja_template(
         [to_openai(messages, style)], chat_template=TEMPLATES[style], **SPECIAL_TOKENS, **options
     )
-    return str(text)
+    return str(rendered[0][0])
 
 
 @cache

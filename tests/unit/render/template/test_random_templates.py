@@ -82,7 +82,7 @@ SOURCE = (
 def render(template: ChatTemplate, x: str, y: str) -> tuple[str, list[slice]]:
     """The text, and where control tokens are more than text."""
     try:
-        prompt = template.render(Conversation([user(x, name=y)], [], {}, True, False))
+        prompt = template.render(Conversation([user(x, name=y)], [], {}, add_generation_prompt=True))
     except ServiceError as error:
         return f"error: {error.message}", []
     tokens = []

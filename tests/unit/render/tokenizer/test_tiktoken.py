@@ -92,8 +92,8 @@ def test_text_comes_incrementally_as_it_does_at_once(ours: Tokenizer) -> None:
     for text in self_test_texts():
         ids = encode(ours, text)
         detokenizer = factory.create(skip_special_tokens=False)
-        parts = [detokenizer.push(each) for each in ids]
-        assert "".join([*parts, detokenizer.finish()]) == text
+        parts = [detokenizer.feed(each) for each in ids]
+        assert "".join([*parts, detokenizer.flush()]) == text
 
 
 def test_long_texts_are_cut_where_the_checkpoint_s_own_code_cuts_them(

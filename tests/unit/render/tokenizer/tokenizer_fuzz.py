@@ -115,4 +115,4 @@ def _main(millions: float = 10.0, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(float, sys.argv[1:2]), *map(int, sys.argv[2:3]))
+    _main(float(sys.argv[1]) if sys.argv[1:] else 10.0, int(sys.argv[2]) if sys.argv[2:] else 0)

@@ -13,7 +13,7 @@ from torchgen.gen import parse_native_yaml
 from torchgen.model import DispatchKey, NativeFunction
 
 from services.worker.backends.reference import mla
-from services.worker.backends.reference.attention_plan import is_mha_cheaper
+from services.worker.backends.reference.mla import is_mha_cheaper
 from services.worker.checkpoint.loader import LoadedModel
 from tests.support.checkpoint_variants import VARIANTS
 from tests.unit.worker.step.steps import Generation, make_runner, run_generations
@@ -35,7 +35,7 @@ class Recorder(TorchDispatchMode):
         self.operators: set[str] = set()
         self.dtypes: set[torch.dtype] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.operators.add(str(func).removeprefix("aten."))
         results = result if isinstance(result, tuple | list) else (result,)

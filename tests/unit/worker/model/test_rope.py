@@ -35,7 +35,7 @@ def reference_angles(rope: RopeConfig, dim: int) -> np.ndarray:
         return dim * math.log(turns) / (2 * math.log(rope.rope_theta))
 
     low = max(math.floor(correction_dim(rope.beta_fast)), 0)
-    high = min(math.ceil(correction_dim(rope.beta_slow)), dim - 1)
+    high: float = min(math.ceil(correction_dim(rope.beta_slow)), dim - 1)
     high = high + 0.001 if low == high else high
     mask = 1 - ((np.arange(dim // 2) - low) / (high - low)).clip(0, 1)
     return plain / rope.factor * (1 - mask) + plain * mask

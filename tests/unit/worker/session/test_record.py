@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from triptych.v1 import worker_pb2
@@ -88,19 +89,25 @@ def test_one_worker_at_a_time_writes_a_record_that_only_its_owner_reads(tmp_path
 def test_the_record_has_the_two_best_of_every_sample_and_the_caller_what_it_asked_for(
     tmp_path: Path, load_model: Callable[[str], LoadedModel]
 ) -> None:
-    asked = [{}, {"logprobs": 0}, {"logprobs": 1}, {"logprobs": 5}, {"temperature": 1.0, "seed": 3}]
+    asked: list[dict[str, Any]] = [
+        {},
+        {"logprobs": 0},
+        {"logprobs": 1},
+        {"logprobs": 5},
+        {"temperature": 1.0, "seed": 3},
+    ]
     banned = sampling(banned_token_ids=range(load_model("v2_plain").config.vocab_size))
     step = worker_pb2.Step(
         step_id=1,
         sequences=[
-            {
-                "sequence_key": 1,
-                "token_ids": [5, 6, 7],
-                "block_ids": [1],
-                "samplings": [*(sampling(query_index=2, **values) for values in asked), banned],
-            },
-            {"sequence_key": 2, "token_ids": [8, 9, 10], "block_ids": [2], "prompt_logprobs": 1},
-            {"sequence_key": 3, "token_ids": [8, 9], "block_ids": [3], "prompt_logprobs": 0},
+            worker_pb2.SequenceStep(
+                sequence_key=1,
+                token_ids=[5, 6, 7],
+                block_ids=[1],
+                samplings=[*(sampling(query_index=2, **values) for values in asked), banned],
+            ),
+            worker_pb2.SequenceStep(sequence_key=2, token_ids=[8, 9, 10], block_ids=[2], prompt_logprobs=1),
+            worker_pb2.SequenceStep(sequence_key=3, token_ids=[8, 9], block_ids=[3], prompt_logprobs=0),
         ],
     )
     original = worker_pb2.Step()

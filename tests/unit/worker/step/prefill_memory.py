@@ -27,7 +27,8 @@ if __name__ == "__main__":
     runner = ModelRunner(
         loaded, num_blocks=num_blocks, block_size=16, max_num_batched_tokens=8192, max_model_len=40_000
     )
-    runner.execute(worker_pb2.Step(sequences=[{"token_ids": [1] * 64, "block_ids": [1, 2, 3, 4]}]))
+    warm_up = worker_pb2.SequenceStep(token_ids=[1] * 64, block_ids=[1, 2, 3, 4])
+    runner.execute(worker_pb2.Step(sequences=[warm_up]))
     blocks = list(range(num_blocks - 1, 0, -1))
     prompt = [token % 199 for token in range(num_tokens)]
     generation = Generation(0, prompt, 2, 8192, blocks)

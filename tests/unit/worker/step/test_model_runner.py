@@ -3,10 +3,11 @@
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from triptych.v1 import worker_pb2
+from triptych.v1 import types_pb2, worker_pb2
 
 from services.worker.checkpoint.loader import LoadedModel
 from services.worker.step import model_runner
@@ -17,7 +18,7 @@ from tests.unit.worker.step.steps import all_logits, make_runner, sampling
 BLOCK_SIZE = 4
 PROMPT = [random.Random(5).randrange(199) for _ in range(30)]
 # Bits may differ between batches: matmuls are not batch-invariant.
-CLOSE = {"rel": 1e-4, "abs": 1e-4}
+CLOSE: dict[str, Any] = {"rel": 1e-4, "abs": 1e-4}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def loaded(load_model: Callable[[str], LoadedModel]) -> LoadedModel:
 
 
 def sequence_step(
-    key: int, token_ids: list[int], blocks: list[int], context_len: int = 0, **values: object
+    key: int, token_ids: list[int], blocks: list[int], context_len: int = 0, **values: Any
 ) -> worker_pb2.SequenceStep:
     num_blocks = -(-(context_len + len(token_ids)) // BLOCK_SIZE)
     return worker_pb2.SequenceStep(
@@ -42,9 +43,7 @@ def last_sampling(token_ids: list[int]) -> list[worker_pb2.SamplingStep]:
     return [sampling(query_index=len(token_ids) - 1, logprobs=3)]
 
 
-def execute(
-    runner: ModelRunner, *sequences: worker_pb2.SequenceStep, **values: object
-) -> worker_pb2.StepResult:
+def execute(runner: ModelRunner, *sequences: worker_pb2.SequenceStep, **values: Any) -> worker_pb2.StepResult:
     return runner.execute(worker_pb2.Step(step_id=7, sequences=sequences, **values))
 
 
@@ -177,7 +176,7 @@ def test_prompt_logprobs_cover_every_position_once_across_chunks(
 ) -> None:
     monkeypatch.setattr(model_runner, "_MAX_LOGITS", max_logits)
     runner = make_runner(loaded)
-    reported = []
+    reported: list[types_pb2.PositionLogprobs] = []
     for start in range(0, len(PROMPT), chunk):
         stop = min(start + chunk, len(PROMPT))
         following = {"next_token_id": PROMPT[stop]} if stop < len(PROMPT) else {}

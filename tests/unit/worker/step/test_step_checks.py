@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -110,7 +110,7 @@ MALFORMED: list[tuple[Change, str]] = [
             ("allowed_token_mask", [b"\xff" * 14], ""),
             ("logprobs", [6], ""),
         ]
-        for value in values
+        for value in cast("list[Any]", values)
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def textbook(config: ModelConfig, layer: Mla, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("max_scratch", [mla.MAX_SCRATCH, 2000], ids=["one tile", "many tiles"])
 @pytest.mark.parametrize("sizes", SIZES, ids=["small", "one head", "16 heads", "large latent"])
 def test_mha_equals_mqa_equals_the_textbook(
-    sizes: dict[str, int], max_scratch: int, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, Any], max_scratch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mla, "MAX_SCRATCH", max_scratch)
     config = make_config(**sizes)
@@ -123,7 +124,7 @@ def test_scratch_memory_does_not_grow_with_the_context(seq_len: int, monkeypatch
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             result = func(*args, **(kwargs or {}))
             if isinstance(result, Tensor) and not result._is_view() and result.dtype == torch.float64:
