@@ -171,10 +171,10 @@ def load_config(config_class: type[Config], flags: dict[str, Any]) -> Config:
 
 
 def check_environment(environment: Mapping[str, str], known_fields: Iterable[str]) -> None:
-    """Raises ConfigError for variables that are meant for us and that nobody reads.
+    """Raises ConfigError for variables that look like ours and that no command reads.
 
-    Those are all with our prefix in lower or mixed case, and in upper case those near to one of ours: other
-    upper-case ones are others', Kubernetes' first of all.
+    Those are all with our prefix in lower or mixed case, and in upper case those that resemble one of ours:
+    other upper-case variables belong to others, to Kubernetes in particular.
     """
     known = set(known_fields)
     unknown = []

@@ -1,4 +1,4 @@
-"""Every error that leaves a service: an exception here, a gRPC status with google.rpc.ErrorInfo on the wire.
+"""The errors that leave a service: exceptions here, a gRPC status with google.rpc.ErrorInfo on the wire.
 
 Code raises `ServiceError` with a `Reason`; the table below says which status a reason is. The server
 interceptor turns the exception into the status (`to_status`); `reason_in` reads it back on the caller's side.

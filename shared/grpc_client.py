@@ -1,4 +1,4 @@
-"""Channels to other services: message bound, keepalive, TLS, and around every call context and counting.
+"""Channels to other services: message limit, keepalive, TLS; each call carries its context and is counted.
 
 The channel is wrapped rather than given grpc.aio's client interceptors: those see neither bytes nor, for
 streams, a reliable end.
@@ -26,7 +26,7 @@ def create_channel(address: Address, tls: TlsConfig) -> grpc.aio.Channel:
 
 
 def channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials | None:
-    """What a caller trusts and shows; None for plain text."""
+    """The credentials to connect with; None for plaintext."""
     if tls.tls_ca is None:
         return None
     return grpc.ssl_channel_credentials(
@@ -37,7 +37,7 @@ def channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials | None:
 
 
 class ObservedChannel(grpc.aio.Channel):
-    """A channel whose calls carry the request's context and are counted and timed."""
+    """Passes the request context on with each call, and counts and times it."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -49,35 +49,27 @@ class ObservedChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Ends its calls, after `grace` seconds."""
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """As the channel's."""
         return self._channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """As the channel's."""
         await self._channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """As the channel's."""
         await self._channel.channel_ready()
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's, observed."""
         return self._observed(self._channel.unary_unary, method, *args, **kwargs)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's, observed."""
         return self._observed(self._channel.unary_stream, method, *args, **kwargs)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's, observed."""
         return self._observed(self._channel.stream_unary, method, *args, **kwargs)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's, observed."""
         return self._observed(self._channel.stream_stream, method, *args, **kwargs)
 
     @staticmethod
@@ -110,7 +102,7 @@ class ObservedChannel(grpc.aio.Channel):
         return call
 
 
-# Tasks that only wait for a call's final status; kept here so that they are not collected.
+# Tasks that wait for a call's final status; referenced here so that they are not garbage-collected.
 _observers: set[asyncio.Task[None]] = set()
 
 

@@ -1,8 +1,9 @@
-"""The server that every service runs in: TLS, bounds, health, reflection, and the way down.
+"""The gRPC server of every service: TLS, message limits, health, reflection and graceful shutdown.
 
-Going down: at the first SIGTERM or SIGINT readiness turns NOT_SERVING and new calls are refused (UNAVAILABLE,
-DRAINING); running calls go on for `drain_seconds`, then end with that same error, never as a clean end. Then
-the process ends, with the server still running (`end_process`). A second signal exits at once.
+Graceful shutdown: at the first SIGTERM or SIGINT readiness turns NOT_SERVING and new calls are rejected
+(UNAVAILABLE, DRAINING). Running calls may finish within `drain_seconds`; what still runs then fails with that
+same error, so that no caller takes a cut stream for a complete one. Then the process exits without stopping
+the server (`end_process`). A second signal exits at once.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ _log = get_logger()
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-# For the last bytes of the calls that have just ended: how long to wait for the kernel to send them, and then
-# for callers to read them. One who writes to a connection that is gone may lose what he has not read.
+# Before the process exits: how long to wait until the kernel has sent the last bytes of finished calls, and
+# then for callers to read them. A caller that writes to a closed connection may lose what it has not read.
 _MAX_SEND_SECONDS, _READ_SECONDS = 3.0, 0.1
 
 
@@ -49,7 +50,7 @@ class GrpcServer:
         self._port = 0
 
     async def start(self) -> Address:
-        """Listens; returns the address, with the real port if 0 was asked for. Raises ConfigError."""
+        """Starts to listen. Returns the address, with the port that was chosen for 0. Raises ConfigError."""
         address = self._config.listen
         try:
             address.check_free()
@@ -67,15 +68,15 @@ class GrpcServer:
         return address.with_port(port)
 
     async def set_ready(self, service_name: str, ready: bool) -> None:
-        """Readiness of one service. A draining server stays NOT_SERVING."""
+        """Sets one service's health status. During a graceful shutdown it stays NOT_SERVING."""
         serving = ready and not self.drain.draining
         metrics.READY.labels(service_name).set(serving)
         await self._health.set(service_name, _SERVING if serving else _NOT_SERVING)
 
     async def run_until_signal(self, on_drain: Callable[[], None] | None = None) -> None:
-        """Returns when the process was asked to end and every call has ended: clean up, then `end_process`.
+        """Serves until SIGTERM or SIGINT, then shuts down gracefully; `end_process` follows.
 
-        What cannot be ended, the stream of a reader who does not read, breaks with the process.
+        The stream of a client that does not read cannot be ended; it breaks when the process exits.
         """
         await self._signalled.wait()
         self.drain.begin()
@@ -90,11 +91,11 @@ class GrpcServer:
         await self._linger()
 
     async def close(self) -> None:
-        """Ends at once, for a process that cannot serve after all, and for tests."""
+        """Stops at once, without a graceful shutdown: when a service cannot start, and in tests."""
         await self.server.stop(grace=None)
 
     def stop(self) -> None:
-        """Begins the way down, as a signal does."""
+        """Begins the graceful shutdown, as a signal does."""
         self._signalled.set()
 
     async def _linger(self) -> None:
@@ -120,9 +121,9 @@ class GrpcServer:
 
 
 def end_process() -> NoReturn:
-    """Ends the process of a server that has drained, exit code 0, without stopping the server.
+    """Exits with code 0 after a graceful shutdown, without stopping the server.
 
-    A server that stops ends a call that has arrived but has no handler yet with CANCELLED, which no caller
-    tries again (gRPC 1.85; its issue 41785). Where the connection closes instead, such a call is UNAVAILABLE.
+    `server.stop` fails a call that has arrived but has no handler yet with CANCELLED, which clients do not
+    retry (gRPC 1.85; its issue 41785). If the connection closes instead, it fails with UNAVAILABLE.
     """
     os._exit(0)

@@ -1,6 +1,6 @@
-"""What happens around every call that a service serves: context, counting, errors, drain.
+"""The server interceptor: request context, metrics, errors and graceful shutdown, for every call.
 
-One interceptor does all of it, in one order, so that a refused call is counted and a failed one is logged
+One interceptor does all of it, in one order, so that a rejected call is counted and a failed one is logged
 with its request id.
 """
 
@@ -29,45 +29,44 @@ _log = get_logger()
 
 
 class DrainState:
-    """Whether new calls are refused, and which calls still run. Set by the server, read by the wrapper."""
+    """How far a graceful shutdown has come, and the calls that still run."""
 
     def __init__(self) -> None:
         self.draining = False
         self.expired = False
         self.calls: set[asyncio.Task[Any]] = set()
-        # Those of them that wait inside gRPC, which sends what they gave it: cancelled there, a call ends
-        # without our status.
+        # Those of them that wait for gRPC to send a message: a call that is cancelled there ends without our
+        # status.
         self.sending: set[asyncio.Task[Any]] = set()
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """A call that runs in this task, until gRPC has sent the last of it and the task is done."""
+        """Registers the call that this task runs. The task is done once gRPC has sent the call's status."""
         self.calls.add(task)
         for tasks in (self.calls, self.sending):
             task.add_done_callback(tasks.discard)
 
     def begin(self) -> None:
-        """From now on new calls are refused."""
         self.draining = True
 
     def check(self) -> None:
-        """Refuses a new call while draining."""
+        """Raises ServiceError (DRAINING) for a new call."""
         if self.draining:
             raise _draining()
 
     def check_time(self) -> None:
-        """Ends a running call once its time is over."""
+        """Raises ServiceError (DRAINING) for a running call once `drain_seconds` have passed."""
         if self.expired:
             raise _draining()
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """True once no call runs; False if some still do after that time."""
+        """Whether all calls ended within that time."""
         deadline = perf_counter() + seconds
         while self.calls and perf_counter() < deadline:
             await asyncio.wait(self.calls, timeout=max(0.0, deadline - perf_counter()))
         return not self.calls
 
     async def end_calls(self) -> None:
-        """Ends what still runs with UNAVAILABLE (DRAINING); a call that is sending, once that is done."""
+        """Fails the calls that still run with DRAINING; one that is sending, once its message is sent."""
         self.expired = True
         calls = list(self.calls)
         for task in self.calls - self.sending:
@@ -77,8 +76,11 @@ class DrainState:
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler but those of the standard services (health, reflection). Must be the last of a
-    server's interceptors: after a method's first call those behind it are not asked again."""
+    """Wraps every handler but those of the standard services (health, reflection).
+
+    It must be a server's last interceptor: it keeps what `continuation` returned for a method's first call,
+    so interceptors after it see only that one.
+    """
 
     def __init__(self, drain: DrainState) -> None:
         self._drain = drain
@@ -89,7 +91,6 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Replaces the handler by one that does the same inside a `_Call`."""
         method = handler_call_details.method
         if (wrapped := self._wrapped.get(method)) is not None:
             return wrapped
@@ -102,7 +103,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Method:
-    """One method's messages and metrics."""
+    """A method's codec and metrics."""
 
     def __init__(self, name: str, handler: Any) -> None:
         self.name = name
@@ -114,7 +115,7 @@ class _Method:
         self._serialize = handler.response_serializer
 
     def decode(self, data: bytes) -> Any:
-        """The request. Raises ServiceError (MALFORMED_MESSAGE)."""
+        """Raises ServiceError (MALFORMED_MESSAGE)."""
         self._received.inc(len(data))
         try:
             return self._parse(data)
@@ -123,12 +124,11 @@ class _Method:
             raise ServiceError(Reason.MALFORMED_MESSAGE, message) from None
 
     async def decode_all(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        """As `decode`, of a stream."""
         async for data in requests:
             yield self.decode(data)
 
     def encode(self, message: Any) -> bytes:
-        """The response's bytes. Raises ServiceError (MESSAGE_TOO_LARGE)."""
+        """Raises ServiceError (MESSAGE_TOO_LARGE)."""
         data: bytes = self._serialize(message)
         if len(data) > MAX_MESSAGE_BYTES:
             text = f"the response has {len(data)} bytes; allowed: {MAX_MESSAGE_BYTES}; ask for less"
@@ -138,7 +138,7 @@ class _Method:
 
 
 class _Call:
-    """One call, from its start: its context, its place in the drain, its count, its errors."""
+    """One call that is served: its context, metrics and errors, and how a graceful shutdown ends it."""
 
     def __init__(self, method: _Method, drain: DrainState, context: ServicerContext) -> None:
         enter_call(context.invocation_metadata() or ())
@@ -155,7 +155,7 @@ class _Call:
         method.in_flight.inc()
 
     async def fail(self, error: BaseException) -> None:
-        """Aborts, which raises, with the error's status; returns for what gRPC itself has to see."""
+        """Aborts with the error's status, which raises; returns for errors that gRPC itself must handle."""
         if isinstance(error, ServiceError):
             if not self._has_answered:
                 self._log_rejection(error)
@@ -172,17 +172,16 @@ class _Call:
             await self._abort(_bug())
 
     def begin_send(self) -> None:
-        """From now on gRPC has the call, until `end_send`."""
+        """gRPC is about to send a message; `end_send` follows."""
         self._has_answered = True
         self._drain.sending.add(self._task)
 
     def end_send(self) -> None:
-        """gRPC has taken what it was given. Raises ServiceError if the call's time was over meanwhile."""
+        """gRPC has accepted the message. Raises ServiceError (DRAINING) if time ran out meanwhile."""
         self._drain.sending.discard(self._task)
         self._drain.check_time()
 
     def end(self) -> None:
-        """After the last message, or the error."""
         self._method.in_flight.dec()
         self.begin_send()  # a single answer, and the status
         name, seconds = self._method.name, perf_counter() - self._start
@@ -202,8 +201,8 @@ class _Call:
 
 
 def _wrap(handler: Any, method: _Method, drain: DrainState) -> Handler:
-    # gRPC hands over bytes and takes bytes: what cannot be decoded, or is too large to send, is an error of
-    # the call like any other.
+    # gRPC passes bytes in and out, so that a request that cannot be decoded and a response that is too large
+    # fail with a ServiceError like any other.
     decode = method.decode_all if handler.request_streaming else method.decode
     behavior = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
 
@@ -254,7 +253,7 @@ def _bug() -> ServiceError:
 
 
 def _code_of(context: ServicerContext) -> Any:
-    """The status that a handler aborted with."""
+    """The status code that a handler aborted with."""
     code: Any = context.code()
     by_number = {each.value[0]: each for each in grpc.StatusCode}
     return by_number[code] if isinstance(code, int) else code or grpc.StatusCode.UNKNOWN

@@ -61,7 +61,7 @@ def log_start(config: ServiceConfig) -> None:
     changed = {
         name: str(getattr(config, name))
         for name, field in type(config).model_fields.items()
-        # Where the private key lies is nobody's business but its owner's.
+        # The private key's path is left out.
         if name != "tls_key" and getattr(config, name) != field.default
     }
     get_logger().info(

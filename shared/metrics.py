@@ -22,7 +22,7 @@ LATENCY_SECONDS = (
     *(0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5),
-    *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+    *(10.0, 20.0, 30.0, 60.0, 120.0, 200.0, 300.0),
 )
 # Of parts of a call or of a step, the shortest of which take a tenth of a millisecond.
 STAGE_SECONDS = (0.0001, 0.0002, 0.0005, *LATENCY_SECONDS)

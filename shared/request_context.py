@@ -1,7 +1,7 @@
-"""What travels with a call through all services: the request's id and the W3C trace context.
+"""Request id and W3C trace context, which travel with a call through all services.
 
-Both arrive as metadata, live in context variables while the call is served, and leave as metadata on every
-call made and in every line logged meanwhile.
+Both arrive as metadata, are context variables while the call is served, and are sent as metadata with every
+call made meanwhile and logged with every line.
 """
 
 import re
@@ -29,10 +29,10 @@ class HasRequestId(Protocol):
 
 
 def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Takes over a caller's id and trace, with a span of our own; makes what is missing or malformed."""
+    """Adopts the caller's id and trace, with a new span; creates whatever is missing or malformed."""
     values = {key: value for key, value in metadata if isinstance(value, str)}
     known = values.get(REQUEST_ID_KEY, "")
-    # One draw for all that may have to be made: each is a call to the kernel.
+    # One draw for all that may be needed: each is a system call.
     made = secrets.token_hex(40)
     _request_id.set(known if _REQUEST_ID.fullmatch(known) else made[:32])
     match = _TRACEPARENT.fullmatch(values.get(TRACEPARENT_KEY, ""))
@@ -41,7 +41,7 @@ def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def set_request_id(request_id: str) -> None:
-    """Names the request from here on: the message's own id, where it has one, wins over the metadata's."""
+    """Sets the id from here on: the id in a message wins over the metadata's."""
     if _REQUEST_ID.fullmatch(request_id):
         _request_id.set(request_id)
 
@@ -58,13 +58,13 @@ def request_id() -> str:
 
 
 def outgoing_metadata() -> Sequence[tuple[str, str]]:
-    """What a call made now passes on."""
+    """The metadata to send with a call made now."""
     pairs = ((REQUEST_ID_KEY, _request_id.get()), (TRACEPARENT_KEY, _traceparent.get()))
     return [(key, value) for key, value in pairs if value]
 
 
 def log_fields() -> Mapping[str, str]:
-    """What a line logged now says of the call; nothing outside one."""
+    """The fields of a line logged now; empty outside a call."""
     if not (traceparent := _traceparent.get()):
         return {}
     _, trace_id, span_id, _ = traceparent.split("-")

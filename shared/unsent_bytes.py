@@ -1,4 +1,4 @@
-"""Whether the kernel still holds bytes for a caller, which end with the process."""
+"""Whether the kernel has yet to send bytes of a connection; what it has not sent is lost with the process."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +9,7 @@ _ESTABLISHED = "01"
 
 
 def has_unsent_bytes(port: int) -> bool:
-    """Of any connection to this port of ours that is open. False where there is no /proc to say so."""
+    """For any open connection to this local port. False on systems without /proc."""
     return any(_has_unsent(line.split(), port) for line in _connections())
 
 

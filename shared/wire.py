@@ -1,7 +1,7 @@
-"""What both ends of every connection must agree on: addresses, the message bound, keepalive.
+"""What both ends of every connection must agree on: addresses, the message limit, keepalive.
 
-A client's ping interval and the server's tolerance are derived from one number here. Were they set apart, a
-ping during a long prefill would end the connection with GOAWAY too_many_pings.
+The client's ping interval and the minimum that the server accepts are derived from one number. If they
+disagreed, pings during a long prefill would close the connection (GOAWAY, too_many_pings).
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 # logits never cross the wire.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# A dead peer (stopped, unplugged) is found out within interval + timeout.
+# A dead peer (stopped, unplugged) is detected within interval + timeout.
 KEEPALIVE_INTERVAL_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
@@ -24,10 +24,9 @@ Options: TypeAlias = list[tuple[str, Any]]
 
 
 def client_options(keepalive_seconds: float = KEEPALIVE_INTERVAL_SECONDS) -> Options:
-    """Of a channel."""
     return [
         *_options_of_both(keepalive_seconds),
-        # A service that comes back is found within seconds; the default backs off to two minutes.
+        # Reconnects within seconds of a service's return; the default backs off to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 1000),
@@ -37,10 +36,10 @@ def client_options(keepalive_seconds: float = KEEPALIVE_INTERVAL_SECONDS) -> Opt
 
 
 def server_options(keepalive_seconds: float = KEEPALIVE_INTERVAL_SECONDS) -> Options:
-    """Of a server whose clients ping at this interval."""
+    """For a server whose clients ping at this interval."""
     return [
         *_options_of_both(keepalive_seconds),
-        # Half the interval: pings of a client on schedule never count as abuse. (The often-copied
+        # Half the interval, so that a punctual client never counts as abusive. (The often-copied key
         # min_recv_ping_interval_without_data_ms does nothing.)
         ("grpc.http2.min_ping_interval_without_data_ms", int(keepalive_seconds * 1000) // 2),
         # A port in use is an error at start. By default Linux lets two processes share it.
@@ -86,13 +85,12 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def with_port(self, port: int) -> "Address":
-        """The same host, another port."""
         return Address(self.host, port)
 
     def check_free(self) -> None:
         """Raises OSError if no server can listen here. gRPC would say only that it cannot."""
         family, kind, _, _, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
-            # As a server does: connections of an earlier one that still wind down are no obstacle.
+            # As a server does: connections of an earlier one in TIME_WAIT do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)

@@ -79,7 +79,7 @@ class ServiceProcess:
 
 
 def check_ready(service: ServiceProcess, tls: TlsConfig) -> bool:
-    """Asks its health service; False as long as it does not answer."""
+    """Whether its health service says SERVING."""
     credentials = channel_credentials(tls)
     if credentials is None:
         channel = grpc.insecure_channel(str(service.address), options=CLIENT_OPTIONS)
