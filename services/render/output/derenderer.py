@@ -73,7 +73,9 @@ class Derenderer:
         elif kind == "scheduled":
             self._usage.cached_tokens = event.scheduled.cached_tokens
         elif kind == "prompt_logprobs":
-            return [render_pb2.TextEvent(output_index=index, prompt_logprobs=event.prompt_logprobs)]
+            text_event = render_pb2.TextEvent(output_index=index, prompt_logprobs=event.prompt_logprobs)
+            self._output_texts.token_texts.fill(text_event.prompt_logprobs.positions)
+            return [text_event]
         elif kind == "chunk":
             return self._push_chunk(index, event.chunk)
         elif kind == "finished":
@@ -97,13 +99,19 @@ class Derenderer:
         if output.is_ended or output.stop_string is not None:
             return []
         delta = output.push(zip_longest(chunk.token_ids, chunk.logprobs[: len(chunk.token_ids)]))
-        events = [] if delta is None else [render_pb2.TextEvent(output_index=index, delta=delta)]
+        events = self._delta_events(index, delta)
         if output.stop_string is None:
             return events
         self._stopped.append(index)
         if not self._wait_for_timings:
             events.append(self._end(index, scheduler_pb2.OutputFinished()))
         return events
+
+    def _delta_events(self, index: int, delta: render_pb2.TextDelta | None) -> list[render_pb2.TextEvent]:
+        if delta is None:
+            return []
+        self._output_texts.token_texts.fill(delta.logprobs)
+        return [render_pb2.TextEvent(output_index=index, delta=delta)]
 
     def _push_finished(
         self, index: int, finished: scheduler_pb2.OutputFinished
@@ -114,10 +122,9 @@ class Derenderer:
         # A recorded stream may hold the end only.
         self._usage.prompt_tokens = self._usage.prompt_tokens or finished.usage.prompt_tokens
         self._usage.cached_tokens = self._usage.cached_tokens or finished.usage.cached_tokens
-        events = []
+        events: list[render_pb2.TextEvent] = []
         if output.stop_string is None:
-            delta = output.finish()
-            events = [] if delta is None else [render_pb2.TextEvent(output_index=index, delta=delta)]
+            events = self._delta_events(index, output.finish())
             output.num_tokens += finished.HasField("stop_token_id") and output.stop_string is None
         return [*events, self._end(index, finished)]
 
@@ -139,6 +146,7 @@ class Derenderer:
             end.stop_token_id = finished.stop_token_id
             if finished.HasField("stop_token_logprobs"):
                 end.stop_token_logprobs.CopyFrom(finished.stop_token_logprobs)
+                self._output_texts.token_texts.fill([end.stop_token_logprobs])
         if output.tool_calls and end.finish_reason == types_pb2.FINISH_REASON_STOP:
             end.finish_reason = types_pb2.FINISH_REASON_TOOL_CALLS
         if index < len(self._admitted.seeds):

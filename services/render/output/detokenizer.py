@@ -10,10 +10,11 @@ from typing import Protocol
 from services.render.tokenizer.token_bytes import TokenBytes
 from services.render.tokenizer.tokenizer import Tokenizer
 
+# What stands for one byte in vocabularies that are not byte-level.
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Windows of the general detokenizer, in tokens: what is decoded again with each new token.
 _CONTEXT = 8
 _MAX_WINDOW = 64
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer(Protocol):
@@ -38,15 +39,15 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._token_bytes = (
-            TokenBytes(tokenizer.token) if tokenizer.decoder.get("type") == "ByteLevel" else None
-        )
+        is_byte_level = tokenizer.decoder.get("type") == "ByteLevel"
+        # None for a vocabulary of another kind.
+        self.token_bytes = TokenBytes(tokenizer.token) if is_byte_level else None
 
     def create(self, *, skip_special_tokens: bool) -> Detokenizer:
         """A detokenizer for one output."""
         skipped = self._tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        if self._token_bytes is not None:
-            return ByteLevelDetokenizer(self._token_bytes, skipped)
+        if self.token_bytes is not None:
+            return ByteLevelDetokenizer(self.token_bytes, skipped)
         return WindowDetokenizer(self._tokenizer, skipped)
 
 
@@ -91,7 +92,7 @@ class WindowDetokenizer:
         if token is None or token_id in self._skipped:
             return ""
         self._window.append(token_id)
-        if _BYTE_TOKEN.fullmatch(token):
+        if BYTE_TOKEN.fullmatch(token):
             self.has_incomplete_text = True
             return ""
         text = self._window_text()

@@ -15,6 +15,7 @@ from services.render.output.stop_checker import StopChecker
 from services.render.output.stop_strings import StopStrings
 from services.render.output.tag_scanner import TagScanner
 from services.render.output.token_decoder import TokenDecoder
+from services.render.output.token_texts import TokenTexts
 from services.render.tokenizer.tokenizer import Tokenizer
 
 # With its log-probabilities, if asked for.
@@ -27,6 +28,7 @@ class OutputTextFactory:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._detokenizers = DetokenizerFactory(tokenizer)
+        self.token_texts = TokenTexts(tokenizer, self._detokenizers.token_bytes)
         # Per parser: the tags that are one token.
         self._tag_tokens = {parser: _tag_tokens(tokenizer, each.tags) for parser, each in FORMATS.items()}
 

@@ -102,7 +102,7 @@ def test_text_comes_back_and_no_delta_ends_within_a_character(tokenizer: Tokeniz
 def byte_ids(data: bytes) -> list[int]:
     """One token for each byte, of the demo tokenizer's alphabet."""
     vocabulary = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
-    tokens = DetokenizerFactory(demo_tokenizer())._token_bytes
+    tokens = DetokenizerFactory(demo_tokenizer()).token_bytes
     assert tokens is not None
     single = {tokens[token_id]: token_id for token_id in vocabulary["model"]["vocab"].values()}
     return [single[bytes([byte])] for byte in data]
