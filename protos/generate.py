@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 PROTOS = Path(__file__).resolve().parent
 
@@ -46,6 +47,14 @@ class BuildPy(build_py):
     def run(self) -> None:
         generate()
         super().run()
+
+
+class SDist(sdist):
+    """setuptools' sdist, with this file, which building from the source distribution needs."""
+
+    def make_distribution(self) -> None:
+        self.filelist.append(str(Path(__file__).relative_to(Path.cwd())))
+        super().make_distribution()
 
 
 if __name__ == "__main__":
