@@ -14,8 +14,8 @@ from services.render.template.capabilities import Capabilities, Message, probe
 from services.render.template.continuation import cut_at_end, mark_end
 from services.render.template.environment import MAX_CHARS, CompiledTemplate, TemplateEnvironment
 from services.render.template.messages import messages_for
-from services.render.template.time_limit import time_limit
 from services.render.template.trusted import joined, mask_of, trusted
+from services.render.time_limit import time_limit
 from services.render.tokenizer.control_tokens import ControlTokens, Prompt
 from shared.config import ConfigError
 from shared.errors import Reason, ServiceError, out_of_range

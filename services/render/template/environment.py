@@ -21,7 +21,6 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import soft_str
 
-from services.render.template.time_limit import check_clock
 from services.render.template.trusted import (
     CONCAT,
     Trusted,
@@ -30,6 +29,7 @@ from services.render.template.trusted import (
     joined,
     modulo,
 )
+from services.render.time_limit import check_clock
 from services.render.tokenizer.control_tokens import ControlTokens
 
 # Of a rendering, and of any JSON in it.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastokens import Tokenizer
 
-from services.render.template.time_limit import check_clock
+from services.render.time_limit import check_clock
 from services.render.tokenizer.control_tokens import AddedToken, Piece
 from services.render.tokenizer.library import check_added
 from services.render.tokenizer.token_bytes import TokenBytes

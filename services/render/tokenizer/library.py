@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.render.template.time_limit import check_clock
+from services.render.time_limit import check_clock
 from services.render.tokenizer.control_tokens import AddedToken, Piece
 from services.render.tokenizer.token_bytes import BYTE_ALPHABET
 from shared.model_files import CheckpointError

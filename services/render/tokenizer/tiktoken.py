@@ -11,7 +11,7 @@ from typing import Any
 
 import tiktoken
 
-from services.render.template.time_limit import check_clock
+from services.render.time_limit import check_clock
 from services.render.tokenizer.control_tokens import AddedToken, Piece
 from services.render.tokenizer.text_finder import TextFinder
 from services.render.tokenizer.token_bytes import TokenBytes, spell

@@ -77,7 +77,7 @@ def test_a_template_s_markers_are_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer(model.tokenizer_file)
     chat_template = load_chat_template(model, tokenizer.control_tokens)
     messages = [{"role": "user", "content": "say <|im_user|>"}]
-    conversation = Conversation(messages, [], {}, add_generation_prompt=False, continue_final_message=False)
+    conversation = Conversation(messages, [], {}, add_generation_prompt=False)
     prompt = chat_template.render(conversation)
     ids = tokenizer.encode_pieces(prompt.pieces, field="messages")
     assert ids.count(NEXT_ID) == 1

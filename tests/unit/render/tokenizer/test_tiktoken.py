@@ -10,7 +10,7 @@ import pytest
 import tiktoken
 
 from services.render.output.detokenizer import DetokenizerFactory
-from services.render.template.time_limit import time_limit
+from services.render.time_limit import time_limit
 from services.render.tokenizer.choice import TokenizerName, self_test_texts
 from services.render.tokenizer.control_tokens import Piece
 from services.render.tokenizer.tiktoken import KNOWN_CLASSES

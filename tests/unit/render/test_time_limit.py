@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.render.template.time_limit import check_clock, time_limit
+from services.render.time_limit import check_clock, time_limit
 
 
 class FirstError(Exception):
