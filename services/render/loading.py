@@ -16,6 +16,7 @@ from services.render.template.chat_template import ChatTemplate
 from services.render.template.check import load_chat_template
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
+from shared.model_files import CheckpointError, read_text
 
 
 class Loaded(NamedTuple):
@@ -70,11 +71,9 @@ def load_renderer(
 
 def _read_template(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--chat-template is {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--chat-template is {file}, which is not UTF-8") from None
+        return read_text(file)
+    except CheckpointError as error:
+        raise ConfigError(f"--chat-template: {error}") from None
 
 
 def _warnings(model: ModelFolder, tokenizer: Tokenizer, chat_template: ChatTemplate) -> Iterator[str]:

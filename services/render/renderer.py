@@ -75,6 +75,7 @@ class Renderer:
             check_clock()  # whatever took so long, what follows may take as long again
         set_parser(text_params, self._parser, prompt.sanitized)
         field = f"{prefix}messages"
+        self._refuse_long_text(len(prompt.text), field)
         with self._stage("tokenize"):
             token_ids = self._tokenizer.encode_pieces(prompt.pieces, field=field)
         response = render_pb2.RenderChatResponse(
@@ -97,6 +98,7 @@ class Renderer:
         field = f"{prefix}{kind or 'prompt'}"
         token_ids: Sequence[int] = []
         if kind == "text":
+            self._refuse_long_text(len(request.text), field)
             token_ids = self._encode(request.text, field, add_special_tokens=True)
         elif kind == "token_ids":
             token_ids = request.token_ids.ids
@@ -157,6 +159,23 @@ class Renderer:
     def _encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         with self._stage("tokenize"):
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, field=field)
+
+    def _refuse_long_text(self, num_chars: int, field: str) -> None:
+        """Refuses what cannot fit, however it is tokenized: that may take a minute and gigabytes."""
+        max_token_chars, max_model_len = self._tokenizer.max_token_chars, self.max_model_len
+        if max_token_chars is None:
+            return
+        min_tokens = -(-num_chars // max_token_chars)
+        if min_tokens >= max_model_len:
+            raise ServiceError(
+                Reason.PROMPT_TOO_LONG,
+                f"{field}: the prompt has {num_chars} characters, which are at least {min_tokens} tokens, of "
+                f"{max_model_len} that prompt and output may have together",
+                field=field,
+                prompt_chars=num_chars,
+                min_prompt_tokens=min_tokens,
+                max_model_len=max_model_len,
+            )
 
     def _check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
         for index, token_id in enumerate(token_ids):

@@ -48,7 +48,9 @@ class TextGenerator:
         if self._scheduler is None:
             raise ServiceError(Reason.NO_SCHEDULER, "this renderer was started without --scheduler HOST:PORT")
         take_request_id(request)
-        rendered = await self._pool.run(request.ByteSize(), self._renderer.render, request, prefix)
+        rendered = await self._pool.run(
+            request.ByteSize(), self._renderer.render, request, prefix, deadline=deadline
+        )
         render_seconds = perf_counter() - arrival
         text_params = rendered.text_params
         derenderer = await self._pool.run_step(

@@ -4,10 +4,10 @@ The tokenizer_config.json beside a tokenizer.json often names a class that the f
 such a class loses spaces. Only its added_tokens_decoder is read.
 """
 
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.render.memory import give_back_memory
 from services.render.tokenizer.choice import LoadedTokenizer, TokenizerName, load_library
 from services.render.tokenizer.control_tokens import ControlTokens, Piece
 from shared.config import ConfigError
@@ -31,7 +31,7 @@ class Tokenizer:
         """file: a folder's tokenizer.json or tiktoken.model. Raises ConfigError if it cannot be read, or does
         not give back the text that it is given."""
         loaded = _load(file, name)
-        _give_back_memory()
+        give_back_memory()  # reading the file leaves 20 MB
         self._library = loaded.library
         # Names the tokenizer to workers.
         self.fingerprint = loaded.fingerprint
@@ -70,13 +70,6 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None if there is none with this id."""
         return self._library.token(token_id)
-
-
-def _give_back_memory() -> None:
-    # Reading the file leaves 20 MB of freed memory, which glibc would keep.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _load(file: Path, name: TokenizerName) -> LoadedTokenizer:

@@ -84,7 +84,7 @@ def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_
         ),
         (
             ["render-file", "-", "--chat-template", "/nowhere"],
-            "--chat-template is /nowhere: No such file or directory",
+            "--chat-template: /nowhere does not exist",
         ),
         (["render-file", "-", "--model", "/nowhere"], "the model folder /nowhere does not exist"),
         (["render-file"], "Missing argument 'CONVERSATIONS'."),

@@ -1,6 +1,7 @@
 """A render process with DeepSeek's tokenizer under load: what is large keeps nothing else waiting."""
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,3 +188,29 @@ async def test_a_template_that_loops_over_a_small_request_delays_no_health_check
                 if health_seconds < MAX_HEALTH_SECONDS:
                     break
     assert 0 < health_seconds < MAX_HEALTH_SECONDS
+
+
+async def test_work_ends_once_its_caller_has_gone(tmp_path: Path) -> None:
+    """The template would go on for ten seconds, its limit, after each call."""
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    source = f"{{{{ messages[0].content }}}}{{% if messages[0].content == 'loop' %}}{loops}{{% endif %}}"
+    folder = make_folder(tmp_path / "model", tokenizer_config={"chat_template": source})
+    with started("render", "--model", str(folder)) as process:
+        process.wait_until_ready()
+        async with grpc.aio.insecure_channel(str(process.address), options=CLIENT_OPTIONS) as channel:
+            stub = render_pb2_grpc.RenderServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.RenderChat(chat("loop"), timeout=1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            cancelled = stub.RenderChat(chat("loop"))
+            await asyncio.sleep(0.5)
+            cancelled.cancel()
+            await asyncio.sleep(0.5)
+            before = cpu_seconds(process)
+            await asyncio.sleep(2)
+            assert cpu_seconds(process) - before < 0.5
+
+
+def cpu_seconds(process: ServiceProcess) -> float:
+    user, system = Path(f"/proc/{process.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

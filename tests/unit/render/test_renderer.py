@@ -142,6 +142,46 @@ def test_a_chat_needs_the_same_room(tmp_path: Path, prompt_tokens: int, max_toke
         assert error.metadata == {"prompt_tokens": str(prompt_tokens), "max_model_len": str(CONTEXT)}
 
 
+@pytest.mark.parametrize("kind", ["messages", "text"])
+def test_a_text_that_cannot_fit_is_refused_by_its_length_before_it_is_tokenized(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"chat_template": "{{ messages[0].content }}"}
+    folder = make_folder(tmp_path, config={"max_position_embeddings": CONTEXT}, tokenizer_config=settings)
+    renderer = make(folder, demo_tokenizer())
+
+    def request(text: str) -> render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest:
+        return chat(text) if kind == "messages" else render_pb2.RenderCompletionRequest(text=text)
+
+    # The longest token is the first one; nothing shorter than so many of it can be refused.
+    longest = demo_tokenizer().token(0) or ""
+    most = longest * (CONTEXT - 1)
+    if kind == "text":
+        rendered = renderer.render(request(most)).generate_request
+        assert len(rendered.prompt_token_ids) == CONTEXT - 1
+
+    def never(*_arguments: Any, **_named: Any) -> list[int]:
+        raise AssertionError("it is tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode", never)
+    monkeypatch.setattr(Tokenizer, "encode_pieces", never)
+    with pytest.raises(AssertionError):
+        renderer.render(request(most))
+    for num_chars in (len(most) + 1, 20_000_000):
+        with pytest.raises(ServiceError) as caught:
+            renderer.render(request(" " * num_chars))
+        error = caught.value
+        assert (error.reason, error.field) == (Reason.PROMPT_TOO_LONG, kind)
+        min_tokens = -(-num_chars // len(longest))
+        assert error.metadata == {
+            "prompt_chars": str(num_chars),
+            "min_prompt_tokens": str(min_tokens),
+            "max_model_len": str(CONTEXT),
+        }
+        assert f"{num_chars} characters" in error.message
+        assert f"at least {min_tokens} tokens, of {CONTEXT}" in error.message
+
+
 @pytest.mark.parametrize("prompt_tokens", [1, CONTEXT])
 def test_no_tokens_to_generate_is_refused(small: Renderer, prompt_tokens: int) -> None:
     error = refusal(small, ids(prompt_tokens, sampling_params=Params(max_tokens=0)))
