@@ -73,7 +73,7 @@ class Renderer:
         with self._stage("template"):
             prompt = self._chat_template.render(conversation, prefix)
             check_clock()  # whatever took so long, what follows may take as long again
-        set_parser(text_params, self._parser, prompt.sanitized)
+        set_parser(text_params, self._parser, prompt.sanitized, conversation.tools)
         field = f"{prefix}messages"
         self._refuse_long_text(len(prompt.text), field)
         with self._stage("tokenize"):

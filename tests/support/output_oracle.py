@@ -4,6 +4,8 @@ Written over positions in the complete text, and independent of the parser's sta
 with what it is.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -116,15 +118,7 @@ class _Reader:
         # With where each ends.
         self.calls: list[tuple[int, Call]] = []
         self._tag = re.compile("|".join(map(re.escape, output_format.tags)))
-        call_tags = [tag for tag in output_format.tags if "think" not in tag]
-        no_tag = f"(?:(?!{'|'.join(map(re.escape, call_tags))}).)*"
-        begin, separator, end = map(
-            re.escape, (output_format.call_begin, output_format.call_tags[0], output_format.call_end)
-        )
-        inside = rf"(?P<before>{no_tag}){separator}(?P<after>{no_tag})"
-        self._call = re.compile(f"{begin}{inside}{end}", re.DOTALL)
-        # What is read of a call that is abandoned.
-        self._broken = re.compile(f"{begin}{no_tag}(?:{separator}{no_tag})?(?:{end})?", re.DOTALL)
+        self._call, self._broken = _call_patterns(parser)
         self._read()
 
     def _read(self) -> None:
@@ -158,10 +152,12 @@ class _Reader:
         """Where the section ends."""
         f, text = self._format, self._text
         kind = f"literal {self._channel}"
-        at = start + (len(f.section_begin) if text.startswith(f.section_begin, start) else 0)
+        at = start
+        if f.section_begin and text.startswith(f.section_begin, start):
+            at += len(f.section_begin)
         while True:
             at = self._skip_space(at)
-            if text.startswith(f.section_end, at):
+            if f.section_end and text.startswith(f.section_end, at):
                 at += len(f.section_end)
                 end = self._skip_space(at) if kind == "taken" else at
                 self._add(start, end, kind)
@@ -187,6 +183,12 @@ class _Reader:
         return len(self._text) - len(self._text[start:].lstrip())
 
     def _read_call(self, match: re.Match[str]) -> Call | None:
+        if self._parser in _PARAMETERS:
+            values = [
+                f"{json.dumps(each['key'].strip(), ensure_ascii=False)}: {_value(match['name'], each)}"
+                for each in re.finditer(_PARAMETERS[self._parser], match["parameters"], re.DOTALL)
+            ]
+            return Call(self._num_calls, "", match["name"], f"{{{', '.join(values)}}}")
         before, after = match["before"].strip(), match["after"]
         if self._parser in (render_pb2.PARSER_DEEPSEEK_V3, render_pb2.PARSER_DEEPSEEK_R1):
             fenced = re.fullmatch(r"\s*([^\s`]+)\s*```json\s*(\S.*)", after, re.DOTALL)
@@ -208,29 +210,109 @@ class _Reader:
             self.spans.append(Span(start, end, kind))
 
 
+_VALUES = ["Oslo", "null", " 3", '{"a": [1, "b"]}', "", '"x"', 'a "b"\\\n', "你", "NaN", " "]
+
+# For which the tools of a request declare strings.
+STRING_PARAMETERS = [
+    render_pb2.StringParameters(function="f", names=["city"], nullable_names=["note"]),
+]
+
+# One parameter of a call, of the formats that write no JSON.
+_PARAMETERS = {
+    render_pb2.PARSER_DEEPSEEK_V3_2: (
+        r'<｜DSML｜parameter\s+name="(?P<key>[^"]*)"\s+string="(?P<string>true|false)"\s*>'
+        r"(?P<value>(?:(?!</?｜DSML｜).)*)</｜DSML｜parameter>\s*"
+    ),
+    render_pb2.PARSER_GLM_4_7: (
+        r"<arg_key>(?P<key>(?:(?!</?arg_|</?tool_call>).)*)</arg_key>\s*"
+        r"<arg_value>(?P<value>(?:(?!</?arg_|</?tool_call>).)*)</arg_value>\s*"
+    ),
+}
+
+
+def _value(function: str, parameter: re.Match[str]) -> str:
+    text = parameter["value"]
+    if "string" in parameter.re.groupindex:
+        kind = "string" if parameter["string"] == "true" else "JSON"
+    else:
+        kinds = {("f", "city"): "string", ("f", "note"): "nullable"}
+        kind = kinds.get((function, parameter["key"].strip()), "JSON")
+    if kind == "nullable" and text.strip() == "null":
+        return "null"
+    if kind == "JSON":
+        with contextlib.suppress(ValueError):
+            json.loads(text, parse_constant=int)  # NaN is no JSON
+            return text.strip()
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _call_patterns(parser: render_pb2.Parser.ValueType) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A whole call, and what is read of an abandoned one: up to the first tag that does not belong there, or
+    with it if it ends a call."""
+    f = FORMATS[parser]
+    call_tags = "|".join(re.escape(tag) for tag in f.tags if "think" not in tag)
+    text = f"(?:(?!{call_tags}).)*"
+    begin, end = re.escape(f.call_begin), re.escape(f.call_end)
+    if parser not in _PARAMETERS:
+        separator = re.escape(f.call_tags[0])
+        whole = f"{begin}(?P<before>{text}){separator}(?P<after>{text}){end}"
+        broken = f"{begin}{text}(?:{separator}{text})?(?:{end})?"
+        return re.compile(whole, re.DOTALL), re.compile(broken, re.DOTALL)
+    parameter = re.sub(r"\?P<\w+>", "?:", _PARAMETERS[parser])
+    if parser == render_pb2.PARSER_DEEPSEEK_V3_2:
+        name = rf'\s+name="(?P<name>(?:(?!{call_tags})[^"])+)"\s*>\s*'
+        partial = f"<｜DSML｜parameter{text}"
+    else:
+        name = rf"\s*(?P<name>(?:(?!{call_tags})\S)+)\s*"
+        partial = rf"<arg_key>{text}(?:</arg_key>\s*(?:<arg_value>{text})?)?"
+    whole = f"{begin}{name}(?P<parameters>(?:{parameter})*){end}"
+    broken = f"{begin}(?:{name}(?:{parameter})*(?:{partial})?)?{text}(?:{end})?"
+    return re.compile(whole, re.DOTALL), re.compile(broken, re.DOTALL)
+
+
 _FRAGMENTS = [
     "a", "ab ", " ", "\n", "S", "ST", "STOP", "OP", "<", "<｜tool", "<|tool_call", "</th", "你", "{}",
     '{"a": "b c"}', "\n```json\n", "\n```", "```", "f", "get weather", "function",
-    "functions.f:0", "functions.a.b:12", "call00003", "f:3",
+    ' name="f">', ' string="true">', "functions.f:0", "functions.a.b:12", "call00003", "f:3",
 ]  # fmt: skip
 
 
 def outputs(parser: render_pb2.Parser.ValueType) -> st.SearchStrategy[str]:
     """Outputs in a parser's format, whole, broken and mixed up."""
     f = FORMATS[parser]
-    name, before, after = {
+    calls = st.lists(_calls(parser), min_size=1, max_size=3).map("\n".join)
+    section = calls.map(lambda text: f"{f.section_begin or ''}{text}{f.section_end or ''}")
+    tags = st.sampled_from([*f.tags, f.reasoning_begin, f.reasoning_end])
+    fragments = st.sampled_from(_FRAGMENTS)
+    return st.lists(st.one_of(fragments, tags, calls, section, fragments), max_size=9).map("".join)
+
+
+def _calls(parser: render_pb2.Parser.ValueType) -> st.SearchStrategy[str]:
+    f = FORMATS[parser]
+    if parser in _PARAMETERS:
+        key, value = st.sampled_from(["city", "note", "days", "a b"]), st.sampled_from(_VALUES)
+        if parser == render_pb2.PARSER_GLM_4_7:
+            written = st.tuples(key, st.sampled_from(["", "\n"]), value).map(
+                lambda each: f"<arg_key>{each[0]}</arg_key>{each[1]}<arg_value>{each[2]}</arg_value>{each[1]}"
+            )
+            name = st.sampled_from(["f", "g\n"])
+        else:
+            written = st.tuples(key, st.sampled_from(["true", "false"]), value).map(
+                lambda each: (
+                    f'\n<｜DSML｜parameter name="{each[0]}" string="{each[1]}">{each[2]}</｜DSML｜parameter>'
+                )
+            )
+            name = st.sampled_from([' name="f">', ' name="g">\n'])
+        parameters = st.lists(written, max_size=3).map("".join)
+        return st.tuples(name, parameters).map(lambda each: f"{f.call_begin}{''.join(each)}{f.call_end}")
+    name_, before, after = {
         render_pb2.PARSER_DEEPSEEK_V3_1: ("f", "", "\n"),
         render_pb2.PARSER_KIMI_K2: ("functions.f:3", "", "\n"),
     }.get(parser, ("function", "f\n```json\n", "\n```"))
     arguments = st.sampled_from(["{}", '{"city": "Bern"}', "", " { not JSON", '{"a": "\\n```"}'])
-    call = arguments.map(
-        lambda text: f"{f.call_begin}{name}{f.call_tags[0]}{before}{text}{after}{f.call_end}"
+    return arguments.map(
+        lambda text: f"{f.call_begin}{name_}{f.call_tags[0]}{before}{text}{after}{f.call_end}"
     )
-    calls = st.lists(call, min_size=1, max_size=3).map("\n".join)
-    section = calls.map(lambda text: f"{f.section_begin}{text}{f.section_end}")
-    tags = st.sampled_from([*f.tags, f.reasoning_begin, f.reasoning_end])
-    fragments = st.sampled_from(_FRAGMENTS)
-    return st.lists(st.one_of(fragments, tags, call, section, fragments), max_size=9).map("".join)
 
 
 @st.composite

@@ -13,6 +13,7 @@ from services.render.output.parser import OutputParser
 from services.render.output.segments import Segment, Stage
 from services.render.output.stop_checker import StopChecker
 from services.render.output.stop_strings import StopStrings
+from services.render.output.string_parameters import value_types
 from services.render.output.tag_scanner import TagScanner
 from services.render.output.token_decoder import TokenDecoder
 from services.render.output.token_texts import TokenTexts
@@ -49,6 +50,7 @@ class OutputTextFactory:
                     output_format,
                     starts_in_reasoning=params.starts_in_reasoning,
                     call_id_prefix=call_id_prefix,
+                    value_types=value_types(params.string_parameters),
                 ),
             ]
         stop_checker = StopChecker(

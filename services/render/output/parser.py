@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from services.render.output.call_reader import CallReader, MalformedCallError
 from services.render.output.formats import OutputFormat
+from services.render.output.markup_calls import ValueTypes
 from services.render.output.segments import CallPiece, Channel, Segment, SegmentBuffer
 
 
@@ -25,10 +26,16 @@ class OutputParser:
     """One output's state."""
 
     def __init__(
-        self, output_format: OutputFormat, *, starts_in_reasoning: bool, call_id_prefix: str
+        self,
+        output_format: OutputFormat,
+        *,
+        starts_in_reasoning: bool,
+        call_id_prefix: str,
+        value_types: ValueTypes,
     ) -> None:
         """call_id_prefix: of the ids that are made where the format has none."""
         self._format = output_format
+        self._value_types = value_types
         self._call_id_prefix = call_id_prefix
         self._state = _State.OUTSIDE
         self._channel = Channel.REASONING if starts_in_reasoning else Channel.TEXT
@@ -38,7 +45,7 @@ class OutputParser:
         self._has_call = False
         # Calls begun, abandoned ones included.
         self._num_calls = 0
-        self._call: CallReader = output_format.open_call()
+        self._call: CallReader = output_format.open_call(value_types)
         # The call's id and name were sent.
         self._is_announced = False
         # What was read as parts of a section or call, and is literal text if it is none.
@@ -91,7 +98,7 @@ class OutputParser:
         if self._state is _State.SECTION:
             if segment.tag == self._format.call_begin:
                 self._buffer_segment(segment)
-                self._state, self._call = _State.CALL, self._format.open_call()
+                self._state, self._call = _State.CALL, self._format.open_call(self._value_types)
                 self._num_calls += 1
                 return None
             if segment.tag == self._format.section_end:

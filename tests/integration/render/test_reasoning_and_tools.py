@@ -26,6 +26,12 @@ KIMI = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
     f"{CITY}<|tool_call_end|><|tool_calls_section_end|>"
 )
+DSML = (
+    '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Bern</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+)
+GLM = "<tool_call>weather<arg_key>city</arg_key><arg_value>Bern</arg_value></tool_call>"
 # Style of the template, its variables, the output, and the reasoning, text and id of the call in it.
 STYLES = {
     "v3": ("deepseek_v3", {}, f"I look.{FENCED}", "", "I look.", "call-generation-1-0-0"),
@@ -35,6 +41,13 @@ STYLES = {
     ),
     "v3.1": ("deepseek_v3_1", {}, f"I look.{BARE}", "", "I look.", "call-generation-1-0-0"),
     "r1": ("deepseek_r1", {}, f"Bern?\n</think>\n\n{FENCED}", "Bern?\n", "\n\n", "call-generation-1-0-0"),
+    "v3.2": (
+        "deepseek_v3_2", {"thinking": True}, f"Bern?</think>I look.\n\n{DSML}", "Bern?", "I look.\n\n",
+        "call-generation-1-0-0",
+    ),
+    "glm": (
+        "glm_4_7_flash", {}, f"Bern?</think>I look.{GLM}", "Bern?", "I look.", "call-generation-1-0-0",
+    ),
     "kimi": ("kimi_k2", {}, f"<think>Bern?</think>I look.{KIMI}", "Bern?", "I look.", "functions.weather:0"),
 }  # fmt: skip
 
@@ -124,6 +137,31 @@ async def test_a_chat_streams_reasoning_text_and_calls(
     assert again_end.tool_calls == end.tool_calls
 
 
+async def test_the_tools_schemas_tell_strings_from_json_wherever_the_output_is_read(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    values = {"zip": "3011", "note": "null", "days": "3", "unknown": "null"}
+    pairs = [f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>" for key, value in values.items()]
+    output = f"</think><tool_call>weather{''.join(pairs)}</tool_call>"
+    folder = folder_of(tmp_path, "glm_4_7_flash", DEEPSEEK_TOKENIZER)
+    rig, played = await rig_of(make_rig, folder, output)
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    properties = {"zip": {"type": "string"}, "note": optional, "days": {"type": "integer"}}
+    function = {"name": "weather", "parameters": {"type": "object", "properties": properties}}
+    request = chat()
+    request.tools_json[:] = [json.dumps({"type": "function", "function": function})]
+    rendered = await rig.render.RenderChat(request)
+    params = render_pb2.DerenderParams(text_params=rendered.text_params)
+    _, end = await read(rig.text.Chat(render_pb2.ChatRequest(request=request)))
+    messages = [
+        render_pb2.DerenderRequest(params=params),
+        *(render_pb2.DerenderRequest(event=event) for event in played.events),
+    ]
+    _, again = await read(rig.render.Derender(iter(messages)))
+    for [call] in (end.tool_calls, again.tool_calls):
+        assert call.arguments_json == '{"zip": "3011", "note": null, "days": 3, "unknown": null}'
+
+
 async def test_the_call_s_result_goes_back_into_the_next_prompt(make_rig: MakeRig, tmp_path: Path) -> None:
     rig, _ = await rig_of(make_rig, folder_of(tmp_path, "deepseek_v3_1", DEEPSEEK_TOKENIZER), BARE)
     request = chat(return_prompt_text=True)
@@ -205,7 +243,14 @@ async def test_the_chat_command_keeps_reasoning_out_of_the_answer(
     assert "smile" not in shown.out
 
 
-@pytest.mark.parametrize("field", [{"parser": render_pb2.PARSER_KIMI_K2}, {"starts_in_reasoning": True}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"parser": render_pb2.PARSER_KIMI_K2},
+        {"starts_in_reasoning": True},
+        {"string_parameters": [render_pb2.StringParameters(function="f")]},
+    ],
+)
 async def test_a_caller_cannot_say_how_the_output_is_read(make_rig: MakeRig, field: dict[str, Any]) -> None:
     rig = await make_rig(None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -222,6 +267,13 @@ async def test_a_caller_cannot_say_how_the_output_is_read(make_rig: MakeRig, fie
         (
             {"starts_in_reasoning": True, "parser": render_pb2.PARSER_DEEPSEEK_V3},
             "the parser knows no reasoning",
+        ),
+        (
+            {
+                "string_parameters": [render_pb2.StringParameters(function="f")],
+                "parser": render_pb2.PARSER_KIMI_K2,
+            },
+            "params.text_params.string_parameters is set; allowed: unset",
         ),
     ],
 )

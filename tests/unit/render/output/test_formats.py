@@ -15,7 +15,9 @@ from tests.support.render_models import DEMO_MODEL, TEMPLATES
         (TEMPLATES["deepseek_r1"], ParserName.DEEPSEEK_R1),
         (TEMPLATES["deepseek_v3_1"], ParserName.DEEPSEEK_V3_1),
         (TEMPLATES["kimi_k2"], ParserName.KIMI_K2),
-        (TEMPLATES["glm_4_7_flash"], ParserName.NONE),
+        (TEMPLATES["glm_4_7_flash"], ParserName.GLM_4_7),
+        (TEMPLATES["deepseek_v3_2"], ParserName.DEEPSEEK_V3_2),
+        ("{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>' }}", ParserName.DEEPSEEK_V3_2),
         ((DEMO_MODEL / "chat_template.jinja").read_text(), ParserName.NONE),
         ("", ParserName.NONE),
     ],
@@ -57,6 +59,11 @@ def test_no_tag_is_the_beginning_of_another() -> None:
             "<|im_assistant|>assistant<|im_middle|>", False),
         (render_pb2.PARSER_KIMI_K2, "<|im_assistant|>assistant<|im_middle|><think>", True),
         (render_pb2.PARSER_KIMI_K2, "", False),
+        (render_pb2.PARSER_DEEPSEEK_V3_2, "<｜User｜>hi<｜Assistant｜><think>", True),
+        (render_pb2.PARSER_DEEPSEEK_V3_2, "<think>a</think>b</function_results>\n\n<think>", True),
+        (render_pb2.PARSER_DEEPSEEK_V3_2, "<result><think></result></function_results>\n\n</think>", False),
+        (render_pb2.PARSER_GLM_4_7, "<|user|>hi<|assistant|><think>", True),
+        (render_pb2.PARSER_GLM_4_7, "<|user|><think><|assistant|></think>", False),
     ],
 )  # fmt: skip
 def test_only_the_assistant_s_own_last_words_say_whether_reasoning_is_open(

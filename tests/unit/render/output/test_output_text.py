@@ -19,7 +19,7 @@ from services.render.output.output_text import OutputTextFactory
 from services.render.tokenizer.control_tokens import Piece
 from services.render.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_scheduler import admitted, chunk, finished
-from tests.support.output_oracle import divided, outputs, read
+from tests.support.output_oracle import STRING_PARAMETERS, divided, outputs, read
 from tests.support.render_models import DEMO_MODEL, deepseek_tokenizer_, demo_tokenizer
 from tests.unit.render.output.test_detokenizer import sentencepiece_like
 
@@ -96,6 +96,7 @@ def test_any_division_of_the_tokens_gives_the_result_of_the_whole_output(
     result = derender(
         tokenizer(), data.draw(divided(token_ids)), parser=parser, starts_in_reasoning=in_reasoning,
         stop=stop, include_stop_in_output=include, min_tokens=min_tokens, stop_in_reasoning=stop_in_reasoning,
+        string_parameters=STRING_PARAMETERS if parser == render_pb2.PARSER_GLM_4_7 else (),
     )  # fmt: skip
 
     def token_of(end: int) -> int:

@@ -9,14 +9,17 @@ from services.render.output.call_reader import MAX_HEADER_CHARS
 from services.render.output.formats import FORMATS
 from services.render.output.parser import OutputParser
 from services.render.output.segments import CallPiece, Channel, Segment
+from services.render.output.string_parameters import value_types
 from services.render.output.tag_scanner import TagScanner
-from tests.support.output_oracle import Call, Output, divided, outputs, read
+from tests.support.output_oracle import STRING_PARAMETERS, Call, Output, divided, outputs, read
 
 V3 = render_pb2.PARSER_DEEPSEEK_V3
 V3_1 = render_pb2.PARSER_DEEPSEEK_V3_1
 R1 = render_pb2.PARSER_DEEPSEEK_R1
 KIMI = render_pb2.PARSER_KIMI_K2
-PARSERS = {"v3": V3, "v3.1": V3_1, "r1": R1, "kimi": KIMI}
+V3_2 = render_pb2.PARSER_DEEPSEEK_V3_2
+GLM = render_pb2.PARSER_GLM_4_7
+PARSERS = {"v3": V3, "v3.1": V3_1, "r1": R1, "kimi": KIMI, "v3.2": V3_2, "glm": GLM}
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -28,7 +31,12 @@ def segments_of(
     """Tags are found in the text; each piece counts as a token."""
     output_format = FORMATS[parser]
     scanner = TagScanner(output_format.tags)
-    output_parser = OutputParser(output_format, starts_in_reasoning=in_reasoning, call_id_prefix="made")
+    output_parser = OutputParser(
+        output_format,
+        starts_in_reasoning=in_reasoning,
+        call_id_prefix="made",
+        value_types=value_types(STRING_PARAMETERS),
+    )
     tokens = [Segment(piece, number) for number, piece in enumerate(pieces, start=1) if piece]
     scanned = [each for token in tokens for each in scanner.feed(token)] + scanner.flush()
     return [each for segment in scanned for each in output_parser.feed(segment)] + output_parser.flush()
