@@ -36,7 +36,7 @@ class RenderConfig(ServiceConfig):
     )
     tokenizer: TokenizerName = Field(
         TokenizerName.AUTO,
-        description="The library that tokenizes; auto: fastokens if a self-test finds it exact.",
+        description="The library that tokenizes; auto: the fastest that a self-test finds exact.",
     )
     trust_content: bool = Field(
         False, description="Take control tokens in the content of messages and tools for what they say."
