@@ -86,7 +86,7 @@ def test_a_file_makes_a_chat_model_of_a_folder_without_templates(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file or directory"),
+        (None, "does not exist"),
         (b"\xff", "not UTF-8"),
         (b"a\n{% if %}", "line 2"),
         (b"{{ x | no_such_filter }}", "no_such_filter"),

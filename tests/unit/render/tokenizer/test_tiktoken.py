@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import tiktoken
+from triptych.v1 import render_pb2
 
+from services.render.config import RenderConfig
+from services.render.loading import load_renderer
 from services.render.output.detokenizer import DetokenizerFactory
 from services.render.time_limit import time_limit
 from services.render.tokenizer.choice import TokenizerName, self_test_texts
@@ -17,7 +20,7 @@ from services.render.tokenizer.tiktoken import KNOWN_CLASSES
 from services.render.tokenizer.tokenizer import Tokenizer
 from shared.config import ConfigError
 from shared.tokenizer_files import tokenizer_fingerprint
-from tests.support.render_models import DEMO_MODEL, write_tiktoken_folder
+from tests.support.render_models import DEMO_MODEL, TEMPLATES, write_tiktoken_folder
 from tests.unit.render.tokenizer.bystander import bystander_share
 from tests.unit.render.tokenizer.tokenizer_fuzz import Texts
 
@@ -199,3 +202,20 @@ def test_the_library_must_fit_the_file(folder: Path) -> None:
 def test_a_long_text_does_not_stop_other_threads(ours: Tokenizer) -> None:
     text = "x1 " * 1_000_000
     assert bystander_share(lambda: encode(ours, text)) > 0.3
+
+
+def test_a_folder_as_published_renders_chats(tmp_path: Path) -> None:
+    markers = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
+    added = {index: {"content": marker, "special": True} for index, marker in enumerate(markers)}
+    num_ranks = len(write_tiktoken_folder(tmp_path, added))
+    config = {"max_position_embeddings": 2048, "vocab_size": num_ranks + 256, "eos_token_id": num_ranks + 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES["kimi_k2"])
+    renderer, tokenizer, *_ = load_renderer(RenderConfig(model=tmp_path))
+    messages = [render_pb2.ChatMessage(role="user", content="say <|im_end|>")]
+    rendered = renderer.render_chat(render_pb2.RenderChatRequest(messages=messages, return_prompt_text=True))
+    ids = list(rendered.generate_request.prompt_token_ids)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == rendered.prompt_text
+    own = rendered.prompt_text.replace("say <|im_end|>", "say ")
+    assert [ids.count(num_ranks + index) for index in range(5)] == [own.count(each) for each in markers]
+    assert rendered.generate_request.tokenizer_fingerprint == tokenizer_fingerprint(tmp_path)
