@@ -127,8 +127,10 @@ class OutputText:
 
     def _num_released(self) -> int:
         """The pending tokens whose text is all sent, or known to be none."""
-        oldest = [self._decoder.oldest, *(stage.oldest for stage in self._stages)]
-        num_final = min((number - 1 for number in oldest if number is not None), default=self.num_tokens)
+        num_final = self._decoder.oldest - 1 if self._decoder.oldest else self.num_tokens
+        for stage in self._stages:
+            if (oldest := stage.oldest) is not None:
+                num_final = min(num_final, oldest - 1)
         return max(0, num_final - (self.num_tokens - len(self._pending)))
 
     def _take_delta(self, num_tokens: int) -> render_pb2.TextDelta:

@@ -157,10 +157,8 @@ class OutputParser:
         self._written.append(Segment("", segment.number, tag=segment.tag, channel=self._channel))
 
     def _write(self, segment: Segment) -> None:
-        parts = segment.parts if segment.tag else (segment,)
-        if self._channel is not Channel.TEXT:  # which all segments come with
-            parts = tuple(part._replace(channel=self._channel) for part in parts)
-        self._written += parts
+        for part in segment.parts if segment.tag else (segment,):
+            self._written.append(Segment(part.text, part.number, channel=self._channel))
 
     def _buffer_segment(self, segment: Segment) -> None:
         for part in segment.parts if segment.tag else (segment,):
@@ -168,7 +166,8 @@ class OutputParser:
 
     def _write_literal(self) -> None:
         for segment in self._buffer.take_all():
-            self._written.append(segment._replace(channel=self._channel, is_literal=True))
+            literal = Segment(segment.text, segment.number, channel=self._channel, is_literal=True)
+            self._written.append(literal)
 
     def _take_written(self) -> list[Segment]:
         written, self._written = self._written, []

@@ -25,7 +25,7 @@ class StopChecker:
         """min_tokens: a match complete before this many tokens is ordinary text."""
         self._stop_strings = stop_strings
         self._include_stop_in_output = include_stop_in_output
-        self._channels = set(Channel) if stop_in_reasoning else {Channel.TEXT}
+        self._stop_in_reasoning = stop_in_reasoning
         self._min_tokens = min_tokens
         self._state = 0
         self._channel = Channel.TEXT
@@ -43,7 +43,9 @@ class StopChecker:
         """What may be sent now; after a match nothing."""
         if self.stop_string is not None:
             return []
-        if segment.call or segment.tag or segment.is_literal or segment.channel not in self._channels:
+        if segment.channel is Channel.REASONING and not self._stop_in_reasoning:
+            return [*self.flush(), segment]
+        if segment.call or segment.tag or segment.is_literal:
             return [*self.flush(), segment]
         before = self.flush() if segment.channel is not self._channel else []
         self._channel = segment.channel

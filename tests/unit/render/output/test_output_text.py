@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -25,6 +25,8 @@ from tests.unit.render.output.test_detokenizer import sentencepiece_like
 
 V3_1 = render_pb2.PARSER_DEEPSEEK_V3_1
 KIMI = render_pb2.PARSER_KIMI_K2
+V3_2 = render_pb2.PARSER_DEEPSEEK_V3_2
+GLM = render_pb2.PARSER_GLM_4_7
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 STOPS = st.lists(
@@ -96,7 +98,7 @@ def test_any_division_of_the_tokens_gives_the_result_of_the_whole_output(
     result = derender(
         tokenizer(), data.draw(divided(token_ids)), parser=parser, starts_in_reasoning=in_reasoning,
         stop=stop, include_stop_in_output=include, min_tokens=min_tokens, stop_in_reasoning=stop_in_reasoning,
-        string_parameters=STRING_PARAMETERS if parser == render_pb2.PARSER_GLM_4_7 else (),
+        string_parameters=STRING_PARAMETERS if parser == GLM else (),
     )  # fmt: skip
 
     def token_of(end: int) -> int:
@@ -147,8 +149,8 @@ def test_text_that_only_spells_a_tag_is_text() -> None:
     spelled = [token_id for char in text for token_id in ids_of(tokenizer, char)]
     result = derender(tokenizer, [spelled], parser=V3_1, starts_in_reasoning=True)
     assert result.reasoning == text
-    meant = derender(tokenizer, [ids_of(tokenizer, text)], parser=V3_1, starts_in_reasoning=True)
-    assert (meant.reasoning, meant.text, len(meant.end.tool_calls)) == ("", "", 1)
+    taken = derender(tokenizer, [ids_of(tokenizer, text)], parser=V3_1, starts_in_reasoning=True)
+    assert (taken.reasoning, taken.text, len(taken.end.tool_calls)) == ("", "", 1)
 
 
 def test_calls_without_ids_get_some_that_name_generation_output_and_call() -> None:
@@ -289,6 +291,12 @@ def test_the_tokens_of_what_may_be_a_call_wait_though_others_of_the_chunk_are_se
         (deepseek_tokenizer_, f"{BEGIN}{CALL}f{SEP}{{", " " * 128, {"parser": V3_1}),
         (deepseek_tokenizer_, f"{BEGIN}{CALL}f{SEP}", " " * 128, {"parser": V3_1}),
         (demo_tokenizer, BEGIN, "\n", {"parser": V3_1}),
+        (demo_tokenizer, f"{BEGIN}{CALL}f{SEP}{{}}{CALL_END}{END}", "\n", {"parser": V3_1}),
+        (demo_tokenizer, "<tool_call>f<arg_key>k</arg_key><arg_value>", "words ", {"parser": GLM}),
+        (demo_tokenizer, "<tool_call>f<arg_key>k</arg_key><arg_value>", "[1,", {"parser": GLM}),
+        (demo_tokenizer, "<tool_call>f", "\n", {"parser": GLM}),
+        (demo_tokenizer, '<｜DSML｜invoke name="f">', "\n", {"parser": V3_2}),
+        (demo_tokenizer, '<｜DSML｜invoke name="f">stray', "words", {"parser": V3_2}),
         (demo_tokenizer, "", "<", {"parser": V3_1}),
         (demo_tokenizer, "", "=", {"stop": ["=" * (20 + count) + "x" for count in range(80)]}),
         (demo_tokenizer, "", "stop", {"stop": [f"stop{count}" for count in range(128)]}),
@@ -302,10 +310,10 @@ def test_a_large_event_takes_time_in_proportion(
     prefix_ids = tokenizer().encode_pieces([Piece(prefix, True)], field="prefix")
     vocabulary = {tokenizer().token(each): each for each in range(1024)}
     token_ids = [vocabulary[token]] if token in vocabulary else ids_of(tokenizer(), token)
-    start = perf_counter()
+    start = thread_time()
     derender(tokenizer(), [prefix_ids + token_ids * 20_000], **text_params)
-    # A second and less; minutes if each token cost as much as there are tokens.
-    assert perf_counter() - start < 10
+    # A second of processor time and less; minutes if each token cost as much as there are tokens.
+    assert thread_time() - start < 10
 
 
 def test_a_large_chunk_keeps_its_tokens_and_calls() -> None:
