@@ -4,15 +4,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from triptych.v1 import render_pb2
 
 from tests.e2e.stack import Stack
-from tests.unit.render.template.conversations import render_with, template_of
 
 _ROOT = Path(__file__).parents[2]
 
@@ -42,20 +39,21 @@ def _readme_code() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (_ROOT / "README.md").read_text(), re.DOTALL)
 
 
-def test_the_readme_client_works_as_printed(stack: Stack) -> None:
-    code, _ = _readme_code()
-    assert len(code.strip().splitlines()) <= 15
+def _run(code: str, stack: Stack) -> str:
     assert "127.0.0.1:50051" in code
     code = code.replace("127.0.0.1:50051", str(stack.render.address))
-    result = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, cwd=_ROOT, check=True
-    )
-    assert "Ada" in result.stdout
+    ).stdout
 
 
-def test_the_readme_s_conversation_with_tools_reaches_a_template() -> None:
-    _, code = _readme_code()
-    names: dict[str, Any] = {"render_pb2": render_pb2}
-    exec(code, names)
-    rendered = render_with(template_of("deepseek_v3_1"), names["request"]).text
-    assert all(text in rendered for text in ("Weather in Oslo?", '{"city": "Oslo"}', "7 degrees", "weather"))
+def test_the_readme_client_works_as_printed(stack: Stack) -> None:
+    client, _ = _readme_code()
+    assert len(client.strip().splitlines()) <= 15
+    assert "Ada" in _run(client, stack)
+
+
+def test_the_readme_s_conversation_with_tools_is_rendered_as_printed(stack: Stack) -> None:
+    """The second piece uses the channel of the first."""
+    prompt = _run("".join(_readme_code()), stack)
+    assert all(text in prompt for text in ("Weather in Oslo?", '{"city": "Oslo"}', "7 degrees", "weather"))
