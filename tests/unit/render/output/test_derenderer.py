@@ -14,6 +14,7 @@ from shared.errors import Reason, ServiceError
 from shared.sampling_params import MAX_N
 from tests.support.fake_scheduler import Response, aborted, admitted, chunk, finished, scheduled
 from tests.support.render_models import demo_tokenizer
+from tests.unit.render.output.test_detokenizer import byte_ids
 
 STOP = types_pb2.FINISH_REASON_STOP
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -129,6 +130,13 @@ def test_a_token_goes_with_the_text_that_it_completes() -> None:
         ("a", [letter]),
         ("👍", [*half, rest]),
     ]
+
+
+def test_a_token_that_ends_a_character_and_begins_another_waits_for_the_other() -> None:
+    first, second, third = byte_ids(b"\xe4\xe4\xe4")
+    events = push_all(make(), [admitted(), chunk([first]), chunk([second]), chunk([third]), finished()])
+    deltas = [(event.delta.text, list(event.delta.token_ids)) for event in events[:-1]]
+    assert deltas == [("\ufffd", [first]), ("\ufffd", [second]), ("\ufffd", [third])]
 
 
 def test_the_end_comes_with_the_match_and_later_events_are_dropped() -> None:

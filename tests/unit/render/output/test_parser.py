@@ -217,6 +217,13 @@ def test_a_header_has_a_bound_that_does_not_depend_on_the_division(num_chars: in
     assert bool(whole.calls) == (num_chars <= MAX_HEADER_CHARS)
 
 
+def test_white_space_of_a_header_that_is_too_long_is_text_also_after_a_call() -> None:
+    good, header = f"{CALL}f{SEP}{{}}{CALL_END}", f"{CALL}{'x' * MAX_HEADER_CHARS}"
+    for rest in ([" y"], [" ", "y"]):
+        result = parse(V3_1, [good, header, *rest])
+        assert (result.text, len(result.calls)) == (f"{header} y", 1)
+
+
 @given(st.lists(st.text("<a>b", max_size=6), max_size=8))
 @settings(deadline=None)
 def test_the_scanner_loses_nothing_and_buffers_only_what_may_become_a_tag(pieces: list[str]) -> None:
