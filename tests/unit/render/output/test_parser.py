@@ -217,6 +217,33 @@ def test_a_header_has_a_bound_that_does_not_depend_on_the_division(num_chars: in
     assert bool(whole.calls) == (num_chars <= MAX_HEADER_CHARS)
 
 
+@pytest.mark.parametrize(
+    ("parser", "begin"),
+    [
+        (V3, f"{CALL}function{SEP}"),
+        (V3_1, CALL),
+        (V3_1, f"{CALL}two words{SEP}"),
+        (V3_2, "<｜DSML｜invoke"),
+        (V3_2, '<｜DSML｜invoke name="f"><｜DSML｜parameter'),
+        (V3_2, '<｜DSML｜invoke name="f">stray'),
+        (GLM, "<tool_call>"),
+        (GLM, "<tool_call>f<arg_key>"),
+        (GLM, "<tool_call>f<arg_key>k</arg_key>stray"),
+    ],
+)
+def test_what_is_buffered_for_a_header_is_bounded(parser: render_pb2.Parser.ValueType, begin: str) -> None:
+    scanner = TagScanner(FORMATS[parser].tags)
+    output_parser = OutputParser(
+        FORMATS[parser], starts_in_reasoning=False, call_id_prefix="made", value_types={}
+    )
+    sent = ""
+    for number, piece in enumerate([begin, *("x" * (MAX_HEADER_CHARS + 1))], start=1):
+        for segment in scanner.feed(Segment(piece, number)):
+            sent += "".join(each.text for each in output_parser.feed(segment) if each.call is None)
+    assert sent.endswith("x" * MAX_HEADER_CHARS)
+    assert output_parser.oldest is None
+
+
 def test_white_space_of_a_header_that_is_too_long_is_text_also_after_a_call() -> None:
     good, header = f"{CALL}f{SEP}{{}}{CALL_END}", f"{CALL}{'x' * MAX_HEADER_CHARS}"
     for rest in ([" y"], [" ", "y"]):
