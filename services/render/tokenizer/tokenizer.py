@@ -55,7 +55,7 @@ class Tokenizer:
         return self._library.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_pieces(self, pieces: Sequence[Piece], *, field: str) -> list[int]:
-        """Token ids of a prompt that says where control tokens are meant.
+        """Token ids of a prompt whose pieces say where control tokens are tokens.
 
         field: the path that an error names. Raises ServiceError (INVALID_TEXT).
         """
@@ -88,5 +88,5 @@ def _refuse_surrogates(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        message = f"{field} holds half of a surrogate pair, which is no character"
+        message = f"{field} holds a lone surrogate, which is no character"
         raise ServiceError(Reason.INVALID_TEXT, message, field=field) from None
