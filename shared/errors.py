@@ -1,7 +1,7 @@
 """The errors that leave a service: exceptions here, a gRPC status with google.rpc.ErrorInfo on the wire.
 
-Code raises `ServiceError` with a `Reason`; the table below says which status a reason is. The server
-interceptor turns the exception into the status (`to_status`); `reason_in` reads it back on the caller's side.
+Code raises `ServiceError` with a `Reason`, which has a status code. The server interceptor turns the
+exception into the status (`to_status`); `reason_in` reads it back on the caller's side.
 Any other exception is our own bug: INTERNAL, without internals.
 """
 
@@ -24,82 +24,48 @@ _MAX_VALUE_BYTES = 80
 
 
 class Reason(StrEnum):
-    """ErrorInfo.reason: stable names that callers may branch on."""
+    """ErrorInfo.reason: stable names that callers may branch on, each with its status."""
 
-    PARAMETER_OUT_OF_RANGE = "PARAMETER_OUT_OF_RANGE"
-    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
-    EMPTY_PROMPT = "EMPTY_PROMPT"
-    INVALID_JSON = "INVALID_JSON"
-    INVALID_TEXT = "INVALID_TEXT"
-    TEMPLATE_FAILED = "TEMPLATE_FAILED"
-    TOOLS_UNSUPPORTED = "TOOLS_UNSUPPORTED"
-    STREAM_INCOMPLETE = "STREAM_INCOMPLETE"
-    MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
-    MALFORMED_STEP = "MALFORMED_STEP"
-    MALFORMED_SESSION = "MALFORMED_SESSION"
-    UNKNOWN_MODEL = "UNKNOWN_MODEL"
-    FINGERPRINT_MISMATCH = "FINGERPRINT_MISMATCH"
-    NO_CHAT_TEMPLATE = "NO_CHAT_TEMPLATE"
-    NO_SCHEDULER = "NO_SCHEDULER"
-    FENCED = "FENCED"
-    QUEUE_FULL = "QUEUE_FULL"
-    SLOW_READER = "SLOW_READER"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
-    DEADLINE = "DEADLINE"
-    NO_WORKER = "NO_WORKER"
-    WORKER_LOST = "WORKER_LOST"
-    SCHEDULER_LOST = "SCHEDULER_LOST"
-    MODEL_LOADING = "MODEL_LOADING"
-    DRAINING = "DRAINING"
-    PEER_NOT_ALLOWED = "PEER_NOT_ALLOWED"
-    SEQUENCE_FAILED = "SEQUENCE_FAILED"
-    BUG = "BUG"
+    code: grpc.StatusCode
+
+    def __new__(cls, name: str, code: grpc.StatusCode) -> "Reason":
+        reason = str.__new__(cls, name)
+        reason._value_ = name
+        reason.code = code
+        return reason
+
+    PARAMETER_OUT_OF_RANGE = "PARAMETER_OUT_OF_RANGE", grpc.StatusCode.INVALID_ARGUMENT
+    PROMPT_TOO_LONG = "PROMPT_TOO_LONG", grpc.StatusCode.INVALID_ARGUMENT
+    EMPTY_PROMPT = "EMPTY_PROMPT", grpc.StatusCode.INVALID_ARGUMENT
+    INVALID_JSON = "INVALID_JSON", grpc.StatusCode.INVALID_ARGUMENT
+    INVALID_TEXT = "INVALID_TEXT", grpc.StatusCode.INVALID_ARGUMENT
+    TEMPLATE_FAILED = "TEMPLATE_FAILED", grpc.StatusCode.INVALID_ARGUMENT
+    TOOLS_UNSUPPORTED = "TOOLS_UNSUPPORTED", grpc.StatusCode.INVALID_ARGUMENT
+    STREAM_INCOMPLETE = "STREAM_INCOMPLETE", grpc.StatusCode.INVALID_ARGUMENT
+    MALFORMED_MESSAGE = "MALFORMED_MESSAGE", grpc.StatusCode.INVALID_ARGUMENT
+    MALFORMED_STEP = "MALFORMED_STEP", grpc.StatusCode.INVALID_ARGUMENT
+    MALFORMED_SESSION = "MALFORMED_SESSION", grpc.StatusCode.INVALID_ARGUMENT
+    UNKNOWN_MODEL = "UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND
+    FINGERPRINT_MISMATCH = "FINGERPRINT_MISMATCH", grpc.StatusCode.FAILED_PRECONDITION
+    NO_CHAT_TEMPLATE = "NO_CHAT_TEMPLATE", grpc.StatusCode.FAILED_PRECONDITION
+    NO_SCHEDULER = "NO_SCHEDULER", grpc.StatusCode.FAILED_PRECONDITION
+    FENCED = "FENCED", grpc.StatusCode.FAILED_PRECONDITION
+    QUEUE_FULL = "QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED
+    SLOW_READER = "SLOW_READER", grpc.StatusCode.RESOURCE_EXHAUSTED
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", grpc.StatusCode.RESOURCE_EXHAUSTED
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED
+    DEADLINE = "DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED
+    NO_WORKER = "NO_WORKER", grpc.StatusCode.UNAVAILABLE
+    WORKER_LOST = "WORKER_LOST", grpc.StatusCode.UNAVAILABLE
+    SCHEDULER_LOST = "SCHEDULER_LOST", grpc.StatusCode.UNAVAILABLE
+    MODEL_LOADING = "MODEL_LOADING", grpc.StatusCode.UNAVAILABLE
+    DRAINING = "DRAINING", grpc.StatusCode.UNAVAILABLE
+    PEER_NOT_ALLOWED = "PEER_NOT_ALLOWED", grpc.StatusCode.PERMISSION_DENIED
+    SEQUENCE_FAILED = "SEQUENCE_FAILED", grpc.StatusCode.INTERNAL
+    BUG = "BUG", grpc.StatusCode.INTERNAL
 
 
-_CODES: dict[grpc.StatusCode, tuple[Reason, ...]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: (
-        Reason.PARAMETER_OUT_OF_RANGE,
-        Reason.PROMPT_TOO_LONG,
-        Reason.EMPTY_PROMPT,
-        Reason.INVALID_JSON,
-        Reason.INVALID_TEXT,
-        Reason.TEMPLATE_FAILED,
-        Reason.TOOLS_UNSUPPORTED,
-        Reason.STREAM_INCOMPLETE,
-        Reason.MALFORMED_MESSAGE,
-        Reason.MALFORMED_STEP,
-        Reason.MALFORMED_SESSION,
-    ),
-    grpc.StatusCode.NOT_FOUND: (Reason.UNKNOWN_MODEL,),
-    grpc.StatusCode.FAILED_PRECONDITION: (
-        Reason.FINGERPRINT_MISMATCH,
-        Reason.NO_CHAT_TEMPLATE,
-        Reason.NO_SCHEDULER,
-        Reason.FENCED,
-    ),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (
-        Reason.QUEUE_FULL,
-        Reason.SLOW_READER,
-        Reason.OUT_OF_MEMORY,
-        Reason.MESSAGE_TOO_LARGE,
-    ),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (Reason.DEADLINE,),
-    grpc.StatusCode.UNAVAILABLE: (
-        Reason.NO_WORKER,
-        Reason.WORKER_LOST,
-        Reason.SCHEDULER_LOST,
-        Reason.MODEL_LOADING,
-        Reason.DRAINING,
-    ),
-    grpc.StatusCode.PERMISSION_DENIED: (Reason.PEER_NOT_ALLOWED,),
-    grpc.StatusCode.INTERNAL: (Reason.SEQUENCE_FAILED, Reason.BUG),
-}
-STATUS_CODE: dict[Reason, grpc.StatusCode] = {
-    reason: code for code, reasons in _CODES.items() for reason in reasons
-}
-
-_CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ServiceError(Exception):
@@ -123,8 +89,8 @@ class ServiceError(Exception):
         self.reason = reason
         self.field = _shorten(field, _MAX_FIELD_BYTES)
         self.retry_after_seconds = retry_after_seconds
-        # The table's status, but for one case: a session that a later one ends is ABORTED with reason FENCED.
-        self.code = code or STATUS_CODE[reason]
+        # The reason's code, but for one case: a session that a later one ends is ABORTED with reason FENCED.
+        self.code = code or reason.code
         self.metadata = {key: _shorten(value, _MAX_FIELD_BYTES) for key, value in metadata.items()}
 
 
@@ -132,7 +98,7 @@ class PeerError(ServiceError):
     """The error that a peer ended a call with. Our own caller gets it unchanged."""
 
     def __init__(self, reason: Reason, status: status_pb2.Status) -> None:
-        super().__init__(reason, status.message, code=_CODE_BY_NUMBER[status.code])
+        super().__init__(reason, status.message, code=CODE_BY_NUMBER[status.code])
         self.status = status
 
 
@@ -175,7 +141,7 @@ def peer_error(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> "
             status = status_pb2.Status.FromString(value)
             for detail in status.details:
                 if detail.Unpack(info) and info.domain == DOMAIN and info.reason in Reason.__members__:
-                    return PeerError(Reason(info.reason), status)
+                    return PeerError(Reason[info.reason], status)
     return None
 
 

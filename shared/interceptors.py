@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from shared import metrics
-from shared.errors import Reason, ServiceError, to_status
+from shared.errors import CODE_BY_NUMBER, Reason, ServiceError, to_status
 from shared.log import get_logger
 from shared.request_context import enter_call, request_id
 from shared.wire import MAX_MESSAGE_BYTES
@@ -255,5 +255,4 @@ def _bug() -> ServiceError:
 def _code_of(context: ServicerContext) -> Any:
     """The status code that a handler aborted with."""
     code: Any = context.code()
-    by_number = {each.value[0]: each for each in grpc.StatusCode}
-    return by_number[code] if isinstance(code, int) else code or grpc.StatusCode.UNKNOWN
+    return CODE_BY_NUMBER[code] if isinstance(code, int) else code or grpc.StatusCode.UNKNOWN

@@ -15,7 +15,6 @@ from shared.errors import out_of_range
 
 # Each output is a sequence of its own in the batch.
 MAX_N = 128
-MAX_LOGIT_BIAS = 100.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class _Range:
         return f"{'(' if self.low_is_open else '['}{self.low:g}, {high}"
 
 
-_FLOAT_RANGES = {
+FLOAT_RANGES = {
     "temperature": _Range(0, math.inf),
     "top_p": _Range(0, 1, low_is_open=True),
     "min_p": _Range(0, 1),
@@ -44,7 +43,7 @@ _FLOAT_RANGES = {
     "frequency_penalty": _Range(-2, 2),
     "repetition_penalty": _Range(0, math.inf, low_is_open=True),
 }
-_BIAS_RANGE = _Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+LOGIT_BIAS_RANGE = _Range(-100, 100)
 
 
 def validate(
@@ -62,7 +61,7 @@ def validate(
     """
     # Scalars that are set, zero included.
     values = {descriptor.name: value for descriptor, value in params.ListFields()}
-    for name, allowed in _FLOAT_RANGES.items():
+    for name, allowed in FLOAT_RANGES.items():
         if name in values and values[name] not in allowed:
             raise out_of_range(f"{field}.{name}", values[name], str(allowed))
     if values.get("max_tokens") == 0:
@@ -88,8 +87,8 @@ def _validate_token_ids(params: types_pb2.SamplingParams, vocab_size: int, field
     for token_id, bias in params.logit_bias.items():
         if token_id >= vocab_size:
             raise out_of_range(f"{field}.logit_bias[{token_id}]", token_id, allowed)
-        if bias not in _BIAS_RANGE:
-            raise out_of_range(f"{field}.logit_bias[{token_id}]", bias, str(_BIAS_RANGE))
+        if bias not in LOGIT_BIAS_RANGE:
+            raise out_of_range(f"{field}.logit_bias[{token_id}]", bias, str(LOGIT_BIAS_RANGE))
 
 
 def resolve(params: types_pb2.SamplingParams, defaults: types_pb2.SamplingParams) -> types_pb2.SamplingParams:

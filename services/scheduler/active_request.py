@@ -66,7 +66,7 @@ class ActiveRequest:
             case core.FinishedEvent():
                 return self._finished(event, now)
             case core.FailedEvent():
-                self.stream.fail(ServiceError(Reason(event.reason), event.message))
+                self.stream.fail(ServiceError(Reason[event.reason], event.message))
                 return True
 
     def _scheduled(self) -> bool:

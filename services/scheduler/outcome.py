@@ -7,7 +7,7 @@ import grpc
 
 from services.scheduler import metrics
 from services.scheduler.active_request import ActiveRequest
-from shared.errors import STATUS_CODE, Reason, ServiceError
+from shared.errors import Reason, ServiceError
 from shared.log import get_logger
 
 # A caller's own timer fires before ours by the time that its message took: a call that is cancelled with no
@@ -60,4 +60,4 @@ def _outcome(
         reason = Reason.DEADLINE
     else:
         return "cancelled", None, grpc.StatusCode.CANCELLED
-    return "failed", reason, STATUS_CODE[reason]
+    return "failed", reason, reason.code
