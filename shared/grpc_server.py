@@ -79,7 +79,7 @@ class GrpcServer:
         The stream of a client that does not read cannot be ended; it breaks when the process exits.
         """
         await self._signalled.wait()
-        self.drain.begin()
+        self.drain.draining = True
         if on_drain is not None:
             on_drain()
         for name in self._service_names:

@@ -45,9 +45,6 @@ class DrainState:
         for tasks in (self.calls, self.sending):
             task.add_done_callback(tasks.discard)
 
-    def begin(self) -> None:
-        self.draining = True
-
     def check(self) -> None:
         """Raises ServiceError (DRAINING) for a new call."""
         if self.draining:

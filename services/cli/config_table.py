@@ -2,17 +2,9 @@
 
 from pathlib import Path
 
-from services.cli.options import describe
-from services.render.config import RenderConfig
-from services.scheduler.config import SchedulerConfig
-from services.worker.config import WorkerConfig
+from services.cli.options import SERVICES, describe
 from shared.config import ENV_PREFIX, ServiceConfig, flag_of
 
-SERVICES: dict[str, type[ServiceConfig]] = {
-    "render": RenderConfig,
-    "scheduler": SchedulerConfig,
-    "worker": WorkerConfig,
-}
 BEGIN, END = "<!-- configuration: written by `make docs` -->", "<!-- end of configuration -->"
 _HEAD = "| flag | variable | default | what it does |\n| --- | --- | --- | --- |\n"
 

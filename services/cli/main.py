@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli.chat import ChatConfig, chat
-from services.cli.options import Flags, with_flags
+from services.cli.options import SERVICES, Flags, with_flags
 from services.cli.render_file import (
     SERVICE_FIELDS,
     DiffRenderConfig,
@@ -80,7 +80,7 @@ def _render(flags: Flags) -> None:
 
 
 @_command("up")
-@with_flags(UpConfig, RenderConfig, SchedulerConfig, WorkerConfig, leave_out=LEFT_OUT, group=services_with)
+@with_flags(UpConfig, *SERVICES.values(), leave_out=LEFT_OUT, group=services_with)
 def _up(flags: Flags) -> None:
     """All three as child processes, on this machine."""
     raise typer.Exit(up(flags))

@@ -14,7 +14,16 @@ from typing import Any, TypeAlias, get_args
 import typer
 from pydantic.fields import FieldInfo
 
-from shared.config import TlsConfig, check_environment, flag_of
+from services.render.config import RenderConfig
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+from shared.config import ServiceConfig, TlsConfig, check_environment, flag_of
+
+SERVICES: dict[str, type[ServiceConfig]] = {
+    "render": RenderConfig,
+    "scheduler": SchedulerConfig,
+    "worker": WorkerConfig,
+}
 
 # The options that were given, by field name, as text.
 Flags: TypeAlias = dict[str, Any]

@@ -10,25 +10,14 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from services.cli.options import Flags
+from services.cli.options import SERVICES, Flags
 from services.cli.processes import ServiceProcess, check_ready, is_free
-from services.render.config import RenderConfig
-from services.scheduler.config import SchedulerConfig
-from services.worker.config import WorkerConfig
 from shared.config import ENV_PREFIX, ConfigError, ServiceConfig, TlsConfig, flag_of, load_config
 from shared.cores import num_usable_cores
 from shared.wire import Address
 
 # Of the services' own flags, those that `up` decides.
 LEFT_OUT = frozenset({"listen", "metrics_listen", "worker", "scheduler"})
-
-_CONFIG_CLASSES: dict[str, type[ServiceConfig]] = {
-    "render": RenderConfig,
-    "scheduler": SchedulerConfig,
-    "worker": WorkerConfig,
-}
-
-
 _POLL_SECONDS = 0.1
 # Of the log of a child that died.
 _NUM_LAST_LINES = 10
@@ -65,8 +54,8 @@ class UpConfig(TlsConfig):
 
 def services_with(field_name: str) -> str | None:
     """A title of the help: the services that a flag of `up` is passed to; None: it is its own."""
-    names = [name for name, each in _CONFIG_CLASSES.items() if field_name in each.model_fields]
-    if len(names) == len(_CONFIG_CLASSES):
+    names = [name for name, each in SERVICES.items() if field_name in each.model_fields]
+    if len(names) == len(SERVICES):
         return "All services"
     return " and ".join(names).capitalize() or None
 
@@ -84,7 +73,7 @@ def up(flags: Flags) -> int:
 
 def _from_environment() -> Flags:
     """The variables that stand for flags of `up`; the children get them as flags."""
-    classes: list[type[TlsConfig]] = [UpConfig, *_CONFIG_CLASSES.values()]
+    classes: list[type[TlsConfig]] = [UpConfig, *SERVICES.values()]
     names = {name for each in classes for name in each.model_fields} - LEFT_OUT
     return {name: os.environ[ENV_PREFIX + name] for name in names if ENV_PREFIX + name in os.environ}
 
@@ -104,7 +93,7 @@ def plan(config: UpConfig, given: Flags) -> list[ServiceProcess]:
     for address, command in zip(
         addresses, ["render", "scheduler", *["worker"] * config.workers], strict=True
     ):
-        config_class = _CONFIG_CLASSES[command]
+        config_class = SERVICES[command]
         flags = {name: value for name, value in given.items() if name in config_class.model_fields}
         flags |= {"listen": str(address), **decided[command]}
         child = load_config(config_class, flags)

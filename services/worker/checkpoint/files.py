@@ -1,6 +1,9 @@
 """Which file holds which tensor of a checkpoint folder."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -46,8 +49,15 @@ def _from_index(folder: Path, index_path: Path) -> dict[Path, list[str]]:
 
 
 def _names_in(path: Path) -> set[str]:
+    with open_tensors(path) as file:
+        return set(file.keys())
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """One safetensors file. CheckpointError if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
-            return set(file.keys())
+            yield file
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None

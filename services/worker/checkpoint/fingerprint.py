@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ class ModelFingerprint:
 
     def __init__(self, config: ModelConfig, *, weight_dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
         self._header = {
-            "config": config.normalised(),
+            "config": asdict(config),
             "weight_dtype": str(weight_dtype),
             "cache_dtype": str(cache_dtype),
             "quantization": "fp8" if config.weight_block_size else "",

@@ -6,16 +6,14 @@ unexpected or of another shape is an error that names it.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.worker.checkpoint.files import files_of
+from services.worker.checkpoint.files import files_of, open_tensors
 from services.worker.checkpoint.fingerprint import ModelFingerprint
 from services.worker.checkpoint.fp8 import SCALE_SUFFIX, dequantise
 from services.worker.model.backend import Backend
@@ -104,20 +102,10 @@ def _weights(
 
 def _tensors(files: dict[Path, list[str]], *, are_scales: bool) -> Iterator[tuple[str, Tensor]]:
     for path, names in files.items():
-        with _file_errors(path), safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             for name in names:
                 if name.endswith(SCALE_SUFFIX) == are_scales:
                     yield name, file.get_tensor(name)
-
-
-@contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist, but the index names it") from None
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def _fill(name: str, destination: Tensor, tensor: Tensor) -> None:

@@ -8,7 +8,6 @@ pass uses is kept, so two files that describe the same model give equal configur
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shared.model_files import CheckpointError, Fields, eos_token_ids, read_json
 
@@ -89,10 +88,6 @@ class ModelConfig:
         """Whether this layer has routed experts instead of one dense MLP."""
         is_past_dense = layer_index >= self.first_k_dense_replace
         return self.n_routed_experts > 0 and is_past_dense and layer_index % self.moe_layer_freq == 0
-
-    def normalised(self) -> dict[str, Any]:
-        """As plain values, for the fingerprint."""
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":

@@ -50,11 +50,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8).view(dtype).view(shape)
 
 
-def write_rows(layer: Tensor, slot_mapping: Tensor, rows: Tensor) -> None:
-    """Writes rows [tokens, row] to the slots [tokens] of one layer (`KVCache.layer`)."""
-    layer.index_copy_(0, slot_mapping, rows)
-
-
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     return config.num_hidden_layers * block_size * config.cache_row_size * dtype.itemsize

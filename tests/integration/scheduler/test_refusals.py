@@ -193,7 +193,7 @@ async def test_a_draining_scheduler_refuses_new_work_and_finishes_what_runs(make
     rig = await make_rig(FakeWorker(step_seconds=0.01), num_ready=1)
     call = rig.stub.Generate(request(prompt_of(5), max_tokens=20))
     await read_until(call, "chunk")
-    rig.service.server.drain.begin()
+    rig.service.server.drain.draining = True
     refusal = await refusal_of(rig.stub.Generate(request(prompt_of(5))))
     assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
     assert (await collect(call)).finished().usage.completion_tokens == 20

@@ -161,7 +161,7 @@ async def test_a_malformed_message_and_a_call_during_shutdown_are_rejections_too
     with structlog.testing.capture_logs() as lines:
         async with serving() as fake:
             await failure_of(fake.channel.unary_unary(ABORT, bytes, bytes)(b"\xff\xff\xff"))
-            fake.server.drain.begin()
+            fake.server.drain.draining = True
             await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
     reasons = [line["reason"] for line in lines if line["event"] == "rejected"]
     assert reasons == [Reason.MALFORMED_MESSAGE, Reason.DRAINING]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.config_table import BEGIN, END, SERVICES, config_table, with_table
+from services.cli.config_table import BEGIN, END, config_table, with_table
+from services.cli.options import SERVICES
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 

@@ -8,7 +8,6 @@ from services.worker.backends.reference.moe import Moe
 from services.worker.model.backend import AttentionBlock, Backend, FeedForwardBlock
 from services.worker.model.configuration import ModelConfig
 from services.worker.model.input_batch import InputBatch
-from services.worker.model.kv_cache import write_rows
 from services.worker.model.layers import Mlp, RmsNorm, Storage, Weights
 
 
@@ -26,7 +25,7 @@ class ReferenceAttention(AttentionBlock[AttentionPlan]):
     def forward(self, hidden: Tensor, plan: AttentionPlan, cache_layer: Tensor) -> Tensor:
         x = self._norm(hidden)
         q_nope, q_pe = self._mla.project_query(x, plan.cos, plan.sin)
-        write_rows(cache_layer, plan.slot_mapping, self._mla.project_rows(x, plan.cos, plan.sin))
+        cache_layer.index_copy_(0, plan.slot_mapping, self._mla.project_rows(x, plan.cos, plan.sin))
         heads = x.new_empty(len(x), *self._heads_shape)
         for sequence in plan.mha_sequences:
             rows = sequence.rows

@@ -2,7 +2,7 @@
 
 import torch
 
-from services.worker.model.kv_cache import KVCache, bytes_per_block, num_blocks_for, write_rows
+from services.worker.model.kv_cache import KVCache, bytes_per_block, num_blocks_for
 from tests.unit.worker.model.configs import make_config
 
 CONFIG = make_config()
@@ -23,7 +23,7 @@ def test_a_cache_starts_at_zero_and_has_a_row_per_slot_and_layer() -> None:
 def test_rows_go_to_their_slots_in_one_layer() -> None:
     cache = make_cache()
     rows = torch.randn(3, CONFIG.cache_row_size)
-    write_rows(cache.layer(1), torch.tensor([9, 4, 23]), rows)
+    cache.layer(1)[[9, 4, 23]] = rows
     assert torch.equal(cache.layer(1)[[9, 4, 23]], rows)
     assert cache.layer(1).any(-1).sum() == 3
     assert not cache.layer(0).any()
