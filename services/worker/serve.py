@@ -11,7 +11,7 @@ from triptych.v1 import worker_pb2, worker_pb2_grpc
 from services.worker import device, metrics
 from services.worker.backends.reference.backend import ReferenceBackend
 from services.worker.checkpoint.loader import LoadedModel, load_checkpoint
-from services.worker.checkpoint.progress import LoadProgress
+from services.worker.checkpoint.progress import load_progress
 from services.worker.config import WorkerConfig
 from services.worker.model.configuration import CheckpointError, ModelConfig
 from services.worker.model.kv_cache import num_blocks_for
@@ -101,7 +101,7 @@ def _load(config: WorkerConfig, model_config: ModelConfig, is_stopping: Callable
         check_device(where, dtype, backend)
     except (CheckpointError, SelfTestError) as error:
         raise ConfigError(f"--device: {error}") from None
-    with LoadProgress() as show:
+    with load_progress() as show:
 
         def progress(num_read: int, num_tensors: int) -> None:
             if is_stopping():

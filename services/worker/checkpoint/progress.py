@@ -1,8 +1,9 @@
 """Shows how far loading is: a progress bar on a terminal, log lines otherwise."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,31 +16,29 @@ LINE_SECONDS = 5.0
 _log = get_logger()
 
 
-class LoadProgress:
-    """Called with (tensors read, tensors in all) after each tensor, inside a `with`."""
+@contextmanager
+def load_progress(console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function to call with (tensors read, tensors in all) after each tensor.
 
-    def __init__(self, console: Console | None = None) -> None:
-        """console: by default stderr, with a bar only if that is a terminal, whatever FORCE_COLOR says."""
-        console = console or Console(file=sys.stderr, force_terminal=sys.stderr.isatty())
-        columns = (TextColumn("loading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._task = self._bar.add_task("loading", total=None) if self._bar else None
-        self._last_line = perf_counter()
+    console: by default stderr, with a bar only if that is a terminal, whatever FORCE_COLOR says.
+    """
+    console = console or Console(file=sys.stderr, force_terminal=sys.stderr.isatty())
+    if not console.is_terminal:
+        yield _log_lines()
+        return
+    columns = (TextColumn("loading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda num_read, num_tensors: bar.update(task, completed=num_read, total=num_tensors)
 
-    def __enter__(self) -> "LoadProgress":
-        if self._bar is not None:
-            self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+def _log_lines() -> Callable[[int, int], None]:
+    last_line = perf_counter()
 
-    def __call__(self, num_read: int, num_tensors: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=num_read, total=num_tensors)
-        elif perf_counter() - self._last_line >= LINE_SECONDS:
-            self._last_line = perf_counter()
+    def show(num_read: int, num_tensors: int) -> None:
+        nonlocal last_line
+        if perf_counter() - last_line >= LINE_SECONDS:
+            last_line = perf_counter()
             _log.info("loading", tensors=num_read, of=num_tensors)
+
+    return show

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from services.worker.checkpoint import progress as progress_module
-from services.worker.checkpoint.progress import LoadProgress
+from services.worker.checkpoint.progress import load_progress
 
 
 def show(
@@ -18,7 +18,7 @@ def show(
     clock = iter(i * seconds_each for i in range(100))
     monkeypatch.setattr(progress_module, "perf_counter", lambda: next(clock))
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
-    with LoadProgress(console) as progress:
+    with load_progress(console) as progress:
         for i in range(10):
             progress(i + 1, 10)
     return console.file.getvalue(), lines  # type: ignore[attr-defined]
