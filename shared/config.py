@@ -130,7 +130,7 @@ class ServiceConfig(TlsConfig):
     drain_seconds: float = Field(
         30.0,
         ge=0,
-        description="After SIGTERM, how long running calls may go on before they end with an error.",
+        description="After SIGTERM, how long running calls may continue before they fail.",
     )
     tls_client_auth: bool = Field(
         False, description="Serve only callers whose certificate --tls-ca signed (mutual TLS)."

@@ -152,7 +152,7 @@ def reason_in(trailing_metadata: Iterable[tuple[str, str | bytes]] | None) -> Re
 
 
 def _shorten(value: object, max_bytes: int) -> str:
-    """Its text, of at most so many bytes of UTF-8 and a note of what was cut."""
+    """The text, cut to `max_bytes` of UTF-8, with its full length if it was cut."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:

@@ -18,7 +18,7 @@ from shared.wire import CLIENT_OPTIONS, Address
 
 
 def create_channel(address: Address, tls: TlsConfig) -> grpc.aio.Channel:
-    """A channel that connects when first used and reconnects by itself."""
+    """A channel that connects when first used and reconnects automatically."""
     credentials = channel_credentials(tls)
     if credentials is None:
         return ObservedChannel(grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS))

@@ -3,7 +3,7 @@
 Graceful shutdown: at the first SIGTERM or SIGINT readiness turns NOT_SERVING and new calls are rejected
 (UNAVAILABLE, DRAINING). Running calls may finish within `drain_seconds`; what still runs then fails with that
 same error, so that no caller takes a cut stream for a complete one. Then the process exits without stopping
-the server (`end_process`). A second signal exits at once.
+the server (`end_process`). A second signal exits immediately.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class GrpcServer:
         await self._linger()
 
     async def close(self) -> None:
-        """Stops at once, without a graceful shutdown: when a service cannot start, and in tests."""
+        """Stops immediately: when a service cannot start, and in tests."""
         await self.server.stop(grace=None)
 
     def stop(self) -> None:

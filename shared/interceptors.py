@@ -29,7 +29,7 @@ _log = get_logger()
 
 
 class DrainState:
-    """How far a graceful shutdown has come, and the calls that still run."""
+    """The state of a graceful shutdown, and the calls that still run."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -174,7 +174,7 @@ class _Call:
         self._drain.sending.add(self._task)
 
     def end_send(self) -> None:
-        """gRPC has accepted the message. Raises ServiceError (DRAINING) if time ran out meanwhile."""
+        """gRPC has accepted the message. Raises ServiceError (DRAINING) if time has run out."""
         self._drain.sending.discard(self._task)
         self._drain.check_time()
 

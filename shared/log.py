@@ -29,12 +29,12 @@ def configure_logging(service: str, level: LogLevel) -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
         _add_service(service),
     ]
-    if not on_terminal:  # where the renderer shows exceptions by itself
+    if not on_terminal:  # whose renderer formats exceptions itself
         processors.append(structlog.processors.format_exc_info)
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.name)),
-        # Writes a line at once, so that processes that share a stderr do not mix theirs.
+        # One write per line, so that processes that share a stderr do not interleave.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

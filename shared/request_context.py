@@ -1,7 +1,7 @@
 """Request id and W3C trace context, which travel with a call through all services.
 
-Both arrive as metadata, are context variables while the call is served, and are sent as metadata with every
-call made meanwhile and logged with every line.
+Both arrive as metadata, are context variables while the call is served, go out as metadata with every call
+that it makes, and are logged with every line.
 """
 
 import re
@@ -32,7 +32,7 @@ def enter_call(metadata: Iterable[tuple[str, str | bytes]]) -> None:
     """Adopts the caller's id and trace, with a new span; creates whatever is missing or malformed."""
     values = {key: value for key, value in metadata if isinstance(value, str)}
     known = values.get(REQUEST_ID_KEY, "")
-    # One draw for all that may be needed: each is a system call.
+    # One draw for all ids, since each draw is a system call.
     made = secrets.token_hex(40)
     _request_id.set(known if _REQUEST_ID.fullmatch(known) else made[:32])
     match = _TRACEPARENT.fullmatch(values.get(TRACEPARENT_KEY, ""))
@@ -47,7 +47,7 @@ def set_request_id(request_id: str) -> None:
 
 
 def take_request_id(message: HasRequestId) -> None:
-    """Names the call after the message; a message without an id gets the call's."""
+    """The message's id becomes the call's; a message without one gets the call's."""
     set_request_id(message.request_id)
     message.request_id = message.request_id or request_id()
 

@@ -1,7 +1,7 @@
 """The rules of SamplingParams: which values are allowed, what unset means, which seed an output has.
 
 Render refuses early with these rules and fills in the model's defaults; the scheduler applies the same rules
-to every request, whoever filled it in.
+to every request.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ def validate(
 ) -> None:
     """Raises ServiceError (PARAMETER_OUT_OF_RANGE) with the path of the first bad value.
 
-    max_logprobs: None leaves that bound to whoever knows it. max_tokens has no upper bound: what does not
-    fit the context ends with LENGTH. field: the path of `params` in the request.
+    max_logprobs: None skips that bound, which only the workers know. max_tokens has no upper bound: an output
+    that fills the context ends with LENGTH. field: the path of `params` in the request.
     """
     # Scalars that are set, zero included.
     values = {descriptor.name: value for descriptor, value in params.ListFields()}

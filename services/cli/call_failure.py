@@ -1,4 +1,4 @@
-"""How a command says that a service it called did not answer as it should."""
+"""How a command reports a failed call."""
 
 import sys
 

@@ -12,7 +12,7 @@ from shared.config import ConfigError, TlsConfig
 from shared.grpc_client import create_channel
 from shared.wire import Address
 
-# What is said, and what the answer must contain.
+# Each message, and what its answer must contain.
 _SCRIPT = (
     ("My name is Nadia.", "Nadia"),
     ("The code for tulip is 4821.", "4821"),

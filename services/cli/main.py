@@ -1,4 +1,4 @@
-"""The commands. What the user can mend ends in one clear line and exit code 2."""
+"""The commands. An error that the user can fix is one line on stderr and exit code 2."""
 
 import sys
 from functools import partial

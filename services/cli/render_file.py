@@ -50,7 +50,7 @@ def render_file(conversations: str, config: RenderFileConfig) -> None:
         loaded = load_renderer(config)
         for warning in loaded.warnings:
             print(f"triptych: warning: {warning}", file=sys.stderr)
-        # Whoever reads the other end of a pipe may have enough.
+        # The reader of a pipe may close it early.
         with suppress(BrokenPipeError), _written(config.output) as target:
             lines = render_lines(
                 loaded.renderer,
@@ -108,7 +108,7 @@ def _written(path: Path | None) -> Iterator[TextIO]:
         return
     path = path.resolve()  # a link stays one
     if path.exists() and not path.is_file():
-        raise ConfigError(f"--output is {path}, which is no file")
+        raise ConfigError(f"--output is {path}, which is not a file")
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:

@@ -63,7 +63,7 @@ def _print_equal(sessions: list[RecordedSession]) -> None:
     results = [result for result in steps if result is not None]
     print(f"equal: {len(results)} steps, sessions: {len(sessions)}")
     if len(results) < len(steps):
-        print(f"steps without a recorded result, executed all the same: {len(steps) - len(results)}")
+        print(f"steps executed without a recorded result to compare: {len(steps) - len(results)}")
     samples = [sample for result in results for sequence in result.sequences for sample in sequence.samples]
     num_bare = sum(sample.HasField("token_id") and not sample.HasField("logprobs") for sample in samples)
     if num_bare:

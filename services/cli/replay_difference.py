@@ -62,7 +62,7 @@ def _logprobs_difference(
 def _counterparts(recorded: _Entries, replayed: _Entries) -> list[types_pb2.TokenLogprob]:
     """For each recorded alternative the same token's, or the one of its rank.
 
-    Two tokens within the tolerance may change places, at the end of the list with one that is not in it.
+    Two tokens within the tolerance may swap ranks; the last one may swap with a token that is not listed.
     """
     by_id = {entry.token_id: entry for entry in replayed}
     return [by_id.get(one.token_id, other) for one, other in zip(recorded, replayed, strict=False)]

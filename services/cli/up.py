@@ -124,7 +124,7 @@ def _log_dir(given: Path | None) -> Path:
 
 
 def _share_of_cores(num_workers: int) -> dict[str, str]:
-    """One worker finds out by itself what it may use."""
+    """A single worker detects its own cores."""
     if num_workers == 1:
         return {}
     return {"threads": str(max(1, num_usable_cores() // num_workers))}
@@ -146,7 +146,7 @@ def _print(text: str) -> None:
 
 
 class Supervisor:
-    """Starts the children, says when each is ready, ends them all."""
+    """Starts the children, reports when each is ready, stops them all."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Supervisor:
         return None
 
     def stop(self) -> None:
-        """Shuts them down one after the other: nobody calls a service that has ended."""
+        """Shuts them down in order, so that no service calls one that has ended."""
         for service in self._services:
             service.stop()
 

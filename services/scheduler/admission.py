@@ -1,4 +1,4 @@
-"""Checks everything about a GenerateRequest, always, whoever made it, and makes the core's request of it."""
+"""Validates every GenerateRequest, whoever sent it, and builds the core's request from it."""
 
 import secrets
 from time import monotonic
@@ -14,7 +14,7 @@ from shared.sampling_params import output_seed
 def check_and_resolve(
     message: scheduler_pb2.GenerateRequest, info: types_pb2.ModelInfo
 ) -> tuple[Request, worker_pb2.SamplingStep]:
-    """The core's request, and what all of its steps have in common. Raises ServiceError."""
+    """The core's request, and what all of its steps share. Raises ServiceError."""
     _check_identity(message, info)
     _check_prompt(message, info)
     params = resolve_params(message.sampling_params, info)

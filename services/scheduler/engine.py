@@ -45,7 +45,7 @@ class Engine:
         return not self.is_fenced and self._scheduler.has_serving_worker
 
     async def run(self) -> None:
-        """Serves every worker until cancelled, or until a later scheduler has one: it has the others too."""
+        """Serves every worker until cancelled, or until a later scheduler has taken them over."""
         try:
             async with asyncio.TaskGroup() as group:
                 for loop in self._loops:
@@ -61,7 +61,7 @@ class Engine:
             raise ServiceError(Reason.NO_WORKER, why, retry_after_seconds=1.0)
 
     def check_room(self) -> None:
-        """Raises QUEUE_FULL if as many wait as may."""
+        """Raises QUEUE_FULL if the queue is at its limit."""
         num_waiting = self._scheduler.load().num_waiting
         if num_waiting >= self._max_waiting and not self._scheduler.has_idle_room:
             message = f"{num_waiting} requests wait; allowed: {self._max_waiting}"
@@ -104,7 +104,7 @@ class Engine:
         assert len(self._requests) == 0, "a request without a call"
 
     def _on_change(self) -> None:
-        """Something was queued or freed, or a worker came, drains or was lost: all loops look again."""
+        """Wakes all loops: something was queued or freed, or a worker connected, drains or was lost."""
         for loop in self._loops:
             loop.wake()
         if self.is_ready != self._was_ready:

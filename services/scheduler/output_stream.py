@@ -1,4 +1,4 @@
-"""One request's events on their way to its caller: bounded in bytes, merged while the caller is slow."""
+"""Buffers one request's events for its caller: bounded in bytes, merged while the caller is slow."""
 
 import asyncio
 from collections import deque

@@ -24,7 +24,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Generate(
         self, request: scheduler_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[scheduler_pb2.GenerateResponse]:
-        """However the call ends, the engine then holds nothing of the request."""
+        """However the call ends, the engine then has nothing left of the request."""
         set_request_id(request.request_id)
         active = self._admit(request)
         error: BaseException | None = None
@@ -60,7 +60,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return status
 
     def _admit(self, message: scheduler_pb2.GenerateRequest) -> ActiveRequest:
-        """Nothing is awaited between the checks and the submission, so what was checked still holds."""
+        """Nothing is awaited between the checks and the submission, so the checks are still valid."""
         try:
             self._engine.check_ready()
             request, sampling = check_and_resolve(message, self._engine.pool.model_info())

@@ -16,7 +16,7 @@ from services.scheduler.core.scheduler_output import (
 )
 from services.scheduler.sampling import add_sampling
 
-# In which form the core's log-probabilities are: the core passes them on as they come.
+# The log-probabilities that the core passes through.
 Logprobs: TypeAlias = types_pb2.PositionLogprobs
 
 
@@ -79,7 +79,7 @@ def _sequence_output(
 ) -> SequenceOutput[Logprobs]:
     if len(result.samples) != scheduled.samples:
         raise ValueError(
-            f"{len(result.samples)} samples for a sequence that asked for {int(scheduled.samples)}"
+            f"{len(result.samples)} samples for a sequence that requested {int(scheduled.samples)}"
         )
     num_logprobs = _num_prompt_logprobs(scheduled)
     if len(result.prompt_logprobs) != num_logprobs:

@@ -81,7 +81,7 @@ class WorkerClient:
     async def raise_lost(self) -> NoReturn:
         """After `wait_until_lost`. Raises WorkerLostError or FencedError."""
         await self._receive()
-        raise WorkerLostError("the worker sent a result that no step asked for")
+        raise WorkerLostError("the worker sent a result although no step was outstanding")
 
     async def watch_health(self) -> AsyncIterator[bool]:
         """Yields whether the worker takes new work, as that changes; ends with the connection."""

@@ -1,6 +1,6 @@
-"""One worker: session after session, and in each one step after step.
+"""One worker's loop: sessions, and the steps of each.
 
-The loop never waits for a caller: what a step brings is published into each request's OutputStream, which its
+The loop never waits for a caller: a step's results are published into each request's OutputStream, which its
 caller reads while the worker computes the next step.
 """
 
@@ -69,7 +69,7 @@ class WorkerLoop:
             finally:
                 self._client.close()
                 self._detach()
-            # A worker that ends every session at once must not keep this loop busy.
+            # A worker that ends every session at once must not keep this loop spinning.
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _run_steps(self) -> None:
@@ -91,7 +91,7 @@ class WorkerLoop:
                 self._on_change()
 
     async def _execute(self, output: SchedulerOutput, step: worker_pb2.Step) -> ModelRunnerOutput[Logprobs]:
-        """Runs the step and times it. A worker whose answer does not fit the step is treated as lost."""
+        """Runs the step and times it. A worker that returns a malformed result is treated as lost."""
         start = monotonic()
         result = await self._client.execute(step)
         seconds = monotonic() - start

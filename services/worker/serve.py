@@ -1,4 +1,4 @@
-"""The worker process: listens at once, loads the model on the model thread, then becomes ready."""
+"""The worker process: listens, loads the model on the model thread, then becomes ready."""
 
 import asyncio
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def _make_runner(config: WorkerConfig, loaded: LoadedModel) -> ModelRunner:
             poison_cache=config.poison_cache,
         )
     except (MemoryError, OSError, RuntimeError) as error:  # the first two from mmap, the last from torch
-        raise ConfigError(f"there is no memory for a cache of {num_blocks} blocks: {error}") from None
+        raise ConfigError(f"not enough memory for a cache of {num_blocks} blocks: {error}") from None
 
 
 async def _watch_passes(server: GrpcServer, servicer: WorkerServicer, overdue_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What one sequence's result means for it and its request: tokens, counts, times, and the events that say so.
+"""Applies one sequence's result to the sequence and its request, and returns the events.
 
 Blocks and queues are the scheduler's.
 """
@@ -17,7 +17,7 @@ from services.scheduler.core.scheduler_output import (
 def apply_result(
     scheduled: ScheduledSequence, output: SequenceOutput[LogprobsT], now: float
 ) -> list[Event[LogprobsT]]:
-    """Advances a sequence that has not ended meanwhile. If it ends or fails now, the last event says so."""
+    """Advances a running sequence. If it ends or fails, the last event says so."""
     sequence, request = scheduled.sequence, scheduled.sequence.request
     events = _report_prompt_logprobs(scheduled, output)
     if isinstance(output.sample, SampleFailure):

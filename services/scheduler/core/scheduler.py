@@ -1,7 +1,7 @@
 """Decides what runs: the queue, each worker's running batch, preemption, and what a step's result means.
 
 `schedule` plans a worker's next step; `update` takes its result and returns what happened. Between the two
-the step is in flight: a sequence that is aborted meanwhile keeps its blocks until the step returns.
+the step is in flight: a sequence that is aborted then keeps its blocks until the step returns.
 """
 
 from typing import Generic
@@ -103,7 +103,7 @@ class Scheduler(Generic[LogprobsT]):
     def update(
         self, output: SchedulerOutput, result: ModelRunnerOutput[LogprobsT], now: float
     ) -> list[Event[LogprobsT]]:
-        """Moves states and blocks by a step's result; drops the tokens of what ended meanwhile."""
+        """Applies a step's result; drops the tokens of sequences that ended in flight."""
         state = self._workers[output.worker]
         state.end_step(output)
         for request in dict.fromkeys(each.sequence.request for each in output.scheduled):

@@ -59,7 +59,7 @@ class WorkerState:
         sequence.worker = None
 
     def end(self, sequence: Sequence) -> None:
-        """Takes it out for good. Blocks that the step in flight writes are freed when it returns."""
+        """Removes a finished sequence. Blocks that the step in flight writes are freed when it returns."""
         self.running.remove(sequence)
         if self.in_flight and any(each.sequence is sequence for each in self.in_flight.scheduled):
             self.ended_in_flight.append(sequence)
@@ -81,7 +81,7 @@ class WorkerState:
         self.ended_in_flight.clear()
 
     def choose_victim(self) -> Sequence:
-        """The newest of the lowest priority. The oldest never is, so that something always ends."""
+        """The newest of the lowest priority; never the oldest, so that one sequence always makes progress."""
         oldest = min(self.running, key=lambda each: (each.request.arrival_time, each.output_index))
         others = [each for each in self.running if each is not oldest]
         assert others, "one sequence alone always fits: admission checked that"

@@ -47,7 +47,7 @@ def load_checkpoint(
     backend: Backend[Any],
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """CheckpointError for whatever is wrong with the folder. `progress` gets (tensors read, their number)."""
+    """CheckpointError if the folder cannot be served. `progress` gets (tensors read, their number)."""
     config = ModelConfig.from_folder(folder)
     tokenizer = tokenizer_fingerprint(folder)
     files = {
@@ -91,7 +91,7 @@ def _weights(
     files: dict[Path, list[str]], config: ModelConfig, fingerprint: ModelFingerprint
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight once, dequantised if it is in FP8. Weights and scales enter the fingerprint."""
-    # A weight's scale may be in another shard. All scales together are small; copies keep no file mapped.
+    # A weight's scale may be in another shard. Scales are small, and a copy keeps no file mapped.
     scales = {name: scale.clone() for name, scale in _tensors(files, are_scales=True)}
     for name, scale in scales.items():
         fingerprint.add(name, scale)

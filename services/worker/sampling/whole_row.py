@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-# With so many, the fullest bucket of a row of 129,280 normal logits has a few hundred tokens.
+# With this many, the fullest bucket of a row of 129,280 normal logits has a few hundred tokens.
 _NUM_BUCKETS = 1024
-# Beyond so many temperatures below the best a weight is 0 in fp64.
+# At this many temperatures below the best logit a weight is 0 in fp64.
 _FARTHEST = 746.0
 
 

@@ -1,4 +1,4 @@
-"""Steps that report the best log-probabilities whether or not their caller asked for any.
+"""Steps that report the best log-probabilities even if their caller did not request any.
 
 A record and its replay compare them: a wrong kernel changes log-probabilities long before it changes a token.
 """
@@ -10,7 +10,7 @@ _NUM_BEST = 2
 
 
 def with_best_logprobs(step: worker_pb2.Step, max_logprobs: int) -> worker_pb2.Step:
-    """A copy of the step in which every sample, and every prompt position asked for, has alternatives."""
+    """A copy of the step in which every sample, and every requested prompt position, has alternatives."""
     num_best = min(_NUM_BEST, max_logprobs)
     asking = worker_pb2.Step()
     asking.CopyFrom(step)

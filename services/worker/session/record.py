@@ -1,6 +1,6 @@
 """The file of --record: what a worker was asked and what it computed, as RecordedMessages of worker.proto.
 
-Each entry is written before anything follows from it, so that a step that ends the process is in the file.
+Each entry is written before it is acted on, so that a step that crashes the process is in the file.
 An entry that a full disk or a power failure left incomplete is dropped when the next worker opens the file.
 """
 
@@ -25,7 +25,7 @@ class RecordError(Exception):
 
 
 class SessionRecord:
-    """Appends to a file, which one worker at a time may hold open."""
+    """Appends to a file, which one worker at a time may open."""
 
     def __init__(self, path: Path) -> None:
         """Raises RecordError if it cannot be written, is something else, or another worker writes it."""
@@ -90,4 +90,4 @@ def _entries(path: Path) -> Iterator[tuple[worker_pb2.RecordedMessage, int]]:
             if entry is not None and entry.WhichOneof("message"):
                 yield entry, file.tell()
             elif start == 0 or file.tell() < size:
-                raise RecordError(f"{str(path)!r} is no record of a worker: see its byte {start}")
+                raise RecordError(f"{str(path)!r} is not a worker's record: see byte {start}")

@@ -35,7 +35,7 @@ class Session:
 
 
 class SessionManager:
-    """Opens and fences sessions. A running pass is never interrupted: `pass_lock` is held around each."""
+    """Opens and fences sessions. A pass holds `pass_lock` and is never interrupted."""
 
     def __init__(self) -> None:
         self.pass_lock = asyncio.Lock()
@@ -57,7 +57,7 @@ class SessionManager:
                     f"{last.generation} had this worker",
                     generation=last.generation,
                 )
-            # Even if its stream has ended: a step of it that has not begun must not run in our time.
+            # Even if its stream has ended: its step that has not begun must not run in the new session.
             last.is_fenced.set()
         session = self._last = Session(message)
         opened = worker_pb2.SessionOpened(worker_epoch=self._worker_epoch, session_id=session.session_id)
@@ -65,6 +65,6 @@ class SessionManager:
             session.check_fenced()
             if last is not None and last.session_id == message.resume_session_id:
                 opened.cache_retained = True
-                # Read only now: the pass that ran until now was its own.
+                # Read after the lock: the pass that just ended was its own.
                 opened.last_executed_step_id = last.last_executed_step_id or 0
             return session, opened

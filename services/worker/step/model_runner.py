@@ -1,6 +1,6 @@
 """Executes steps: checks, builds tensors, runs the model, chooses tokens. Called by one thread.
 
-It holds the worker's whole state, the weights and the cache. Of a step only the rows that it wrote remain.
+It owns the worker's whole state: the weights and the cache. A step leaves only its cache rows behind.
 """
 
 import time
@@ -23,7 +23,7 @@ from shared.errors import Reason, ServiceError
 
 # Most alternatives per position: a bound on the size of results.
 MAX_LOGPROBS = 20
-# Logits are computed for at most so many elements at once: 32 MiB in fp32.
+# Elements of logits that are computed at once: 32 MiB in fp32.
 _MAX_LOGITS = 8 * 1024 * 1024
 
 T = TypeVar("T")

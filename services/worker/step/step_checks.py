@@ -54,7 +54,7 @@ def _check_copies(step: worker_pb2.Step, limits: StepLimits) -> None:
         _check_block(f"block_copies[{i}].source_block_id", copy.source_block_id, limits)
         _check_block(f"block_copies[{i}].target_block_id", copy.target_block_id, limits)
         if copy.target_block_id in sources or copy.target_block_id in targets:
-            allowed = "a block that is no source and no other target of the step"
+            allowed = "a block that is not another copy's source or target"
             _malformed(f"block_copies[{i}].target_block_id", copy.target_block_id, allowed)
         targets.add(copy.target_block_id)
 

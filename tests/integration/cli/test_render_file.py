@@ -98,8 +98,8 @@ def test_a_bad_line_is_named_and_leaves_the_old_output(conversations: Path, tmp_
         (["render-file", "-"], "standard input holds no request"),
         (["diff-render", "/dev/null", "-"], "/dev/null holds no request"),
         (["render-file", "a/../x", "--output", "x"], "--output is x, the file that is read"),
-        (["render-file", "-", "--output", "/dev"], "--output is /dev, which is no file"),
-        (["render-file", "-", "--output", "/dev/null"], "--output is /dev/null, which is no file"),
+        (["render-file", "-", "--output", "/dev"], "--output is /dev, which is not a file"),
+        (["render-file", "-", "--output", "/dev/null"], "--output is /dev/null, which is not a file"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

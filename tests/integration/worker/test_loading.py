@@ -23,7 +23,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_a_cache_larger_than_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^there is no memory for a cache of "):
+    with pytest.raises(ConfigError, match=r"^not enough memory for a cache of "):
         load(kv_cache_memory="90000GiB")
 
 

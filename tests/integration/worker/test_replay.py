@@ -182,7 +182,7 @@ def test_a_step_that_was_not_answered_is_run_all_the_same(
         file.write(b"\xff\xff\x03half of an entry")
     done = run("replay", str(cut), "--worker", str(other_worker.address))
     assert done.returncode == 0
-    assert "steps without a recorded result, executed all the same: 1\n" in done.stdout
+    assert "steps executed without a recorded result to compare: 1\n" in done.stdout
 
 
 def test_a_file_that_is_no_record_is_refused_and_left_alone(record: Path, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_file_that_is_no_record_is_refused_and_left_alone(record: Path, tmp_pa
     text.write_text("This is no record.\n" * 100)
     for path, expected in (
         (tmp_path / "missing", "cannot read the record: .*No such file"),
-        (text, "is no record of a worker: see its byte 0"),
+        (text, "is not a worker's record: see byte 0"),
         (write(tmp_path / "empty", []), "holds no session"),
         (write(tmp_path / "headless", list(read_record(record))[2:]), "begins with a step"),
     ):

@@ -207,7 +207,7 @@ def _hide_future(scores: Tensor, first_query: int, first_key: int) -> None:
 
 
 def _tile_size(length: int, elements_each: int) -> int:
-    """Items per tile, of `length` items with so many elements each."""
+    """Items per tile, given `length` items and the elements of each."""
     return min(length, max(1, MAX_SCRATCH // elements_each))
 
 

@@ -66,7 +66,7 @@ def test_an_entry_cut_anywhere_is_left_out_and_then_overwritten(tmp_path: Path) 
 def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(RecordError, match="is no record of a worker: see its byte 0"):
+    with pytest.raises(RecordError, match="is not a worker's record: see byte 0"):
         SessionRecord(path)
     assert path.read_bytes() == content
 
