@@ -64,8 +64,6 @@ ModelFolder = Annotated[Path, AfterValidator(_must_be_model_folder)]
 
 
 class LogLevel(StrEnum):
-    """What is logged: this level and above."""
-
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -119,8 +117,6 @@ class TlsConfig(BaseSettings):
 
 
 class ServiceConfig(TlsConfig):
-    """What every service takes."""
-
     listen: ListenAddress = Field(description="Where the service listens, HOST:PORT.")
     metrics_listen: ListenAddress | None = Field(
         None,
@@ -153,7 +149,6 @@ class ServiceConfig(TlsConfig):
 
     @property
     def metrics_address(self) -> Address:
-        """Where metrics are served."""
         if self.metrics_listen is not None:
             return self.metrics_listen
         return self.listen.with_port(self.listen.port + METRICS_PORT_OFFSET if self.listen.port else 0)

@@ -23,8 +23,6 @@ _traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
 
 class HasRequestId(Protocol):
-    """A request of the contract that carries the caller's id."""
-
     request_id: str
 
 
@@ -58,7 +56,6 @@ def request_id() -> str:
 
 
 def outgoing_metadata() -> Sequence[tuple[str, str]]:
-    """The metadata to send with a call made now."""
     pairs = ((REQUEST_ID_KEY, _request_id.get()), (TRACEPARENT_KEY, _traceparent.get()))
     return [(key, value) for key, value in pairs if value]
 

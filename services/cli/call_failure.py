@@ -8,6 +8,5 @@ from shared.wire import Address
 
 
 def print_failure(address: Address, error: grpc.aio.AioRpcError) -> None:
-    """One line on stderr."""
     details = " ".join((error.details() or "").split())
     print(f"triptych: {address}: {error.code().name}: {details}", file=sys.stderr)

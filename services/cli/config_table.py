@@ -32,7 +32,6 @@ def with_table(text: str, config_class: type[ServiceConfig]) -> str:
 
 
 def main() -> None:
-    """Renews the tables of the READMEs."""
     for name, config_class in SERVICES.items():
         readme = Path(__file__).parents[1] / name / "README.md"
         readme.write_text(with_table(readme.read_text(), config_class))

@@ -135,7 +135,6 @@ def _replay(
 
 
 def main() -> None:
-    """The entry point of the `triptych` script."""
     arguments = sys.argv[1:] or ["--help"]
     try:
         code = app(arguments, standalone_mode=False)

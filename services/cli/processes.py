@@ -23,8 +23,6 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class ServiceProcess:
-    """One service as a child process."""
-
     name: str
     command: str
     arguments: list[str]

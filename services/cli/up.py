@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -141,8 +142,7 @@ def _arguments(config: ServiceConfig, flags: Flags) -> list[str]:
     return arguments
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
+_print = partial(print, flush=True)
 
 
 class Supervisor:

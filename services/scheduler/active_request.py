@@ -39,7 +39,6 @@ class ActiveRequest:
         return self.stream.is_finished
 
     def admitted(self) -> None:
-        """The first event."""
         request = self.request
         self.stream.put(
             scheduler_pb2.GenerateResponse(

@@ -85,7 +85,6 @@ class Engine:
         return len(events)
 
     def status(self) -> scheduler_pb2.GetStatusResponse:
-        """The load, worker by worker."""
         load = self._scheduler.load()
         response = scheduler_pb2.GetStatusResponse(num_waiting=load.num_waiting, num_running=load.num_running)
         for worker, loop in enumerate(self._loops):

@@ -153,6 +153,5 @@ class WorkerLoop:
         self._on_change()
 
     def _observe(self) -> None:
-        """The gauges that a step or a session may change."""
         metrics.observe_load(self.address, self._worker, self._scheduler.load())
         metrics.MAX_MODEL_LEN.set(self._pool.max_model_len)

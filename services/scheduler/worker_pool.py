@@ -36,7 +36,6 @@ class WorkerPool:
         self._infos[worker] = info
 
     def remove(self, worker: int) -> None:
-        """The session has ended."""
         self._infos.pop(worker, None)
 
     def __contains__(self, worker: int) -> bool:
@@ -54,7 +53,6 @@ class WorkerPool:
 
     @property
     def block_size(self) -> int:
-        """The same on all workers; there is one."""
         return next(iter(self._infos.values())).block_size
 
     @property

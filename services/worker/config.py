@@ -26,8 +26,6 @@ class DtypeChoice(StrEnum):
 
 
 class WorkerConfig(ServiceConfig):
-    """Checked once, when the process starts."""
-
     listen: ListenAddress = Field(
         Address("127.0.0.1", 50053), description="Where the service listens, HOST:PORT."
     )

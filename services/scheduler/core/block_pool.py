@@ -25,12 +25,10 @@ class BlockPool:
 
     @property
     def num_live(self) -> int:
-        """Blocks of live sequences."""
         return len(self._num_references)
 
     @property
     def num_cached(self) -> int:
-        """Blocks kept only for prefix reuse."""
         return len(self._cached)
 
     @property

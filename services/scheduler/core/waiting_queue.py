@@ -17,7 +17,6 @@ class WaitingQueue:
         self._sequences: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
-        """At its place by priority and arrival, also after a preemption."""
         insort(self._sequences, sequence, key=self._key)
 
     def remove(self, sequence: Sequence) -> None:

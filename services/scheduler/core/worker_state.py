@@ -27,12 +27,10 @@ class WorkerState:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens of the running batch that are still to be computed."""
         return sum(sequence.num_uncomputed_tokens for sequence in self.running)
 
     @property
     def has_room(self) -> bool:
-        """Whether the running batch may grow by one."""
         return len(self.running) < self.max_num_seqs
 
     @property
@@ -73,7 +71,6 @@ class WorkerState:
         return self.in_flight
 
     def end_step(self, output: SchedulerOutput) -> None:
-        """The step has returned."""
         assert self.in_flight is output, "the result of another step"
         self.in_flight = None
         for sequence in self.ended_in_flight:

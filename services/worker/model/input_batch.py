@@ -58,5 +58,4 @@ class InputBatch:
 
     @property
     def query_lens(self) -> np.ndarray:
-        """[N]"""
         return np.diff(self.query_start_loc)

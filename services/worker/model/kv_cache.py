@@ -51,7 +51,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
+    """Over all layers."""
     return config.num_hidden_layers * block_size * config.cache_row_size * dtype.itemsize
 
 

@@ -7,7 +7,6 @@ from triptych.v1 import worker_pb2
 
 
 def has_adjustments(step: worker_pb2.SamplingStep) -> bool:
-    """Whether `adjust` would change anything."""
     has_penalty = step.repetition_penalty != 1 or step.presence_penalty != 0 or step.frequency_penalty != 0
     return bool(has_penalty or step.logit_bias or step.banned_token_ids or step.allowed_token_mask)
 

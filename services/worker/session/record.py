@@ -41,7 +41,6 @@ class SessionRecord:
         os.truncate(self._descriptor, ends[-1] if ends else 0)
 
     def opened(self, asked: worker_pb2.OpenSession, answered: worker_pb2.SessionOpened) -> None:
-        """A session begins."""
         self._append(worker_pb2.RecordedMessage(open=asked))
         self._append(worker_pb2.RecordedMessage(opened=answered))
 

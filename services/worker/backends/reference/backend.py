@@ -37,8 +37,6 @@ class ReferenceAttention(AttentionBlock[AttentionPlan]):
 
 
 class ReferenceFeedForward(FeedForwardBlock):
-    """The norm, then the dense MLP or the experts."""
-
     def __init__(self, config: ModelConfig, layer_index: int, storage: Storage) -> None:
         self._norm = RmsNorm(config.hidden_size, config.rms_norm_eps, storage)
         if config.is_moe_layer(layer_index):
