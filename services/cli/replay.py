@@ -26,7 +26,7 @@ class ReplayConfig(TlsConfig):
     """What `replay` takes besides the file."""
 
     worker: ListenAddress = Field(
-        description="The worker, HOST:PORT. A scheduler that uses it is fenced and exits."
+        description="The worker, HOST:PORT. A scheduler that uses it is fenced and serves no more."
     )
     tolerance: float = Field(
         0.01, ge=0, description="Recorded log-probabilities that differ by no more count as equal."

@@ -37,7 +37,7 @@ class WorkerConfig(ServiceConfig):
     )
     device: DeviceChoice = Field(DeviceChoice.AUTO, description="auto takes an accelerator if there is one.")
     dtype: DtypeChoice = Field(
-        DtypeChoice.AUTO, description="Of weights and cache; auto: what suits checkpoint and device."
+        DtypeChoice.AUTO, description="Type of weights and cache; auto: what suits checkpoint and device."
     )
     kv_cache_memory: ByteSize | None = Field(
         None, gt=0, description="Bytes for the KV cache, as in 512MiB or 20GB. (default: 1GiB)"

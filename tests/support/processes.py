@@ -134,6 +134,9 @@ class ServiceProcess(TriptychProcess):
         self.address = Address("127.0.0.1", port or free_port())
         self.metrics_address = Address("127.0.0.1", free_port())
         listen = ("--listen", str(self.address), "--metrics-listen", str(self.metrics_address))
+        if command == "scheduler" and "--worker" not in flags:
+            # Not the default address: it would fence the scheduler of a `triptych up` on this machine.
+            flags = ("--worker", f"127.0.0.1:{free_port()}", *flags)
         super().__init__(command, *listen, *flags, environment=environment, module=module)
 
     def wait_until_ready(self, service: str | None = None, seconds: float = _START_SECONDS) -> None:

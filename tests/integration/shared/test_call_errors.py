@@ -1,5 +1,9 @@
 """What a handler raises, and what the caller sees."""
 
+import gc
+import tracemalloc
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -10,7 +14,16 @@ from triptych.v1 import scheduler_pb2
 
 from shared.errors import DETAILS_KEY, Reason, ServiceError, out_of_range, reason_in
 from shared.request_context import log_fields, set_request_id
-from tests.integration.shared.fakes import ABORT, GENERATE, GET_STATUS, event, failure_of, metric, serving
+from tests.integration.shared.fakes import (
+    ABORT,
+    GENERATE,
+    GET_STATUS,
+    event,
+    failure_of,
+    metric,
+    serving,
+    until,
+)
 
 STATUS_REQUEST = scheduler_pb2.GetStatusRequest()
 
@@ -51,6 +64,53 @@ async def test_a_bad_field_arrives_with_its_path() -> None:
         status = status_pb2.Status.FromString(metadata[DETAILS_KEY])
         assert any(detail.Unpack(violations) for detail in status.details)
         assert [violation.field for violation in violations.field_violations] == ["sampling_params.top_p"]
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_a_refused_request_leaves_nothing_in_memory_though_no_collection_runs() -> None:
+    class Work:
+        pass
+
+    alive: list[weakref.ref[Work]] = []
+
+    def refuse(_request: Any) -> None:
+        work = Work()
+        alive.append(weakref.ref(work))
+        try:
+            int(str(work))
+        except ValueError:
+            raise ServiceError(Reason.INVALID_JSON, "no") from None
+
+    async def get_status(request: Any, context: Any) -> scheduler_pb2.GetStatusResponse:
+        refuse(request)
+        raise AssertionError
+
+    async def generate(request: Any, context: Any) -> Any:
+        refuse(request)
+        yield event()
+
+    num_bytes = 4_000_000
+    async with serving(GetStatus=get_status, Generate=generate) as fake:
+        request = scheduler_pb2.GenerateRequest(request_id="x" * num_bytes)
+        await failure_of(fake.stub.Generate(request))  # what the first call makes, stays
+        await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
+        tracemalloc.start()
+        try:
+            for _ in range(5):
+                await failure_of(fake.stub.Generate(request))
+                await failure_of(fake.stub.GetStatus(STATUS_REQUEST))
+            await until(lambda: tracemalloc.get_traced_memory()[0] < num_bytes)
+        finally:
+            tracemalloc.stop()
+        await until(lambda: not any(work() for work in alive))
 
 
 @pytest.mark.parametrize("char", ["x", "\n", "汉", "👍"])
