@@ -4,6 +4,7 @@ Free-form parts come as JSON text and reach the template as they were sent: same
 integers, nothing added. Errors name the field by its path.
 """
 
+import json
 import re
 from collections.abc import Sequence, Set
 from contextlib import suppress
@@ -103,6 +104,10 @@ def _read_message(message: render_pb2.ChatMessage, field: str) -> dict[str, Any]
             f"{field}.extra_json sets {min(twice)!r}, which the message itself sets",
             field=f"{field}.extra_json",
         )
+    content = extra.get("content")
+    if not isinstance(content, str | list | None):
+        shown = json.dumps(content, ensure_ascii=False)
+        raise out_of_range(f"{field}.extra_json.content", shown, "a text, null or a list of parts")
     return {"role": message.role, "content": None, **typed, **extra}
 
 

@@ -16,6 +16,10 @@ def read_json(text: str) -> Any:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:
+        if str(error).startswith("Exceeds the limit"):  # Python's own text advises its developers
+            raise ValueError("an integer has too many digits to be read") from None
+        raise
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for each in level for child in _children(each)]

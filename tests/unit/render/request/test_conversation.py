@@ -139,6 +139,22 @@ def test_large_integers_and_floats_keep_their_kind() -> None:
     assert json.dumps(tool) == text
 
 
+@pytest.mark.parametrize("content", ["5", "true", '{"a": 1}'])
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+def test_content_that_is_neither_text_nor_parts_is_refused(role: str, content: str) -> None:
+    message = Message(role=role, extra_json=f'{{"content": {content}}}')
+    with pytest.raises(ServiceError) as caught:
+        read(message)
+    assert caught.value.field == "messages[0].extra_json.content"
+    assert content in caught.value.message
+
+
+def test_an_integer_of_too_many_digits_is_named_without_python_s_advice() -> None:
+    with pytest.raises(ServiceError, match="an integer has too many digits to be read") as caught:
+        read(Message(role="user", extra_json='{"a": 1' + "0" * 5000 + "}"))
+    assert caught.value.reason is Reason.INVALID_JSON
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", "1", "null", '{"a": NaN}', '{"a": -Infinity}', '{"a": 1' + "0" * 5000 + "}"]
 )
