@@ -6,6 +6,7 @@ Lines of a call carry its request id and trace.
 import logging
 import platform
 import sys
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -24,10 +25,9 @@ def configure_logging(service: str, level: LogLevel) -> None:
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     processors: list[Any] = [
-        _add_call,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if on_terminal else "iso", utc=not on_terminal),
-        _add_service(service),
+        partial(_add_context, service),
     ]
     if not on_terminal:  # whose renderer formats exceptions itself
         processors.append(structlog.processors.format_exc_info)
@@ -73,12 +73,5 @@ def log_start(config: ServiceConfig) -> None:
     )
 
 
-def _add_call(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
-    return {**log_fields(), **event}
-
-
-def _add_service(service: str) -> Any:
-    def add(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
-        return {"service": service, **event}
-
-    return add
+def _add_context(service: str, _logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    return {"service": service, **log_fields(), **event}

@@ -4,6 +4,7 @@ Each step has the recorded tokens, so that a difference in one step does not cau
 """
 
 import asyncio
+import operator
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import grpc
 from pydantic import Field
-from triptych.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from triptych.v1 import worker_pb2, worker_pb2_grpc
 
 from services.cli.call_failure import print_failure
 from services.cli.replay_difference import first_difference
@@ -134,17 +135,15 @@ async def _ask(call: Any, request: worker_pb2.ExecuteRequest) -> worker_pb2.Exec
 def _check_sizes(recorded: worker_pb2.SessionOpened, opened: worker_pb2.SessionOpened) -> None:
     """Another dtype or backend is what a replay is for; another vocabulary or cache cannot run the steps."""
     ours, theirs = opened.model_info, recorded.model_info
-    for name in ("vocab_size", "block_size"):
-        if getattr(ours, name) != getattr(theirs, name):
-            raise _wrong_size(name, ours, theirs, "")
-    for name in ("num_blocks", "max_num_batched_tokens", "max_model_len"):
-        if getattr(ours, name) < getattr(theirs, name):
-            raise _wrong_size(name, ours, theirs, "at least ")
+    for name, fits, least in (
+        ("vocab_size", operator.eq, ""),
+        ("block_size", operator.eq, ""),
+        ("num_blocks", operator.ge, "at least "),
+        ("max_num_batched_tokens", operator.ge, "at least "),
+        ("max_model_len", operator.ge, "at least "),
+    ):
+        given, needed = getattr(ours, name), getattr(theirs, name)
+        if not fits(given, needed):
+            raise ConfigError(f"the worker's {name} is {given}; the record needs {least}{needed}")
     if not opened.cache_retained and recorded.cache_retained:
         raise ConfigError("the record begins with a session that resumes one before it")
-
-
-def _wrong_size(name: str, ours: types_pb2.ModelInfo, theirs: types_pb2.ModelInfo, least: str) -> ConfigError:
-    return ConfigError(
-        f"the worker's {name} is {getattr(ours, name)}; the record needs {least}{getattr(theirs, name)}"
-    )

@@ -13,12 +13,6 @@ from services.scheduler.output_stream import OutputStream
 from services.scheduler.step import Logprobs
 from shared.errors import Reason, ServiceError
 
-_FINISH_REASONS = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: types_pb2.FINISH_REASON_ABORT,
-}
-
 
 class ActiveRequest:
     """Turns the core's events into messages and measures the times between them."""
@@ -97,7 +91,7 @@ class ActiveRequest:
         metrics.FINISHED_OUTPUTS.labels(event.finish_reason.name).inc()
         metrics.OUTPUT_LEN.observe(len(sequence.output_token_ids))
         finished = scheduler_pb2.OutputFinished(
-            finish_reason=_FINISH_REASONS[event.finish_reason],
+            finish_reason=types_pb2.FinishReason.Value(f"FINISH_REASON_{event.finish_reason.name}"),
             usage=types_pb2.Usage(
                 prompt_tokens=len(self.request.prompt_token_ids),
                 cached_tokens=self.request.num_cached_tokens,

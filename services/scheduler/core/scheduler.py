@@ -128,8 +128,10 @@ class Scheduler(Generic[LogprobsT]):
 
     @property
     def has_idle_room(self) -> bool:
-        """Whether nothing waits and some batch has room: a new request starts with the next step."""
-        return not self.has_waiting and any(state.has_room for state in self._workers.values())
+        """Whether nothing waits and a serving worker has room: a new request starts with the next step."""
+        return not self.has_waiting and any(
+            state.has_room and not state.is_draining for state in self._workers.values()
+        )
 
     def load(self) -> SchedulerLoad:
         running = {request for state in self._workers.values() for request in state.running_requests}

@@ -473,6 +473,14 @@ def test_a_new_request_can_start_at_once_if_nothing_waits_and_a_batch_has_room()
     assert answers == [True, False, False, True]
 
 
+def test_a_draining_worker_is_no_room_for_a_new_request() -> None:
+    cluster = Cluster(8, 8)
+    cluster.scheduler.set_draining(0, True)
+    assert cluster.scheduler.has_idle_room
+    cluster.scheduler.set_draining(1, True)
+    assert not cluster.scheduler.has_idle_room
+
+
 def test_only_a_worker_that_does_not_drain_serves() -> None:
     cluster = Cluster(20)
     answers = [cluster.scheduler.has_serving_worker]
