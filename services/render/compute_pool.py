@@ -56,7 +56,7 @@ class ComputePool:
     async def run(
         self, num_bytes: int, work: Callable[[*Ts], T], *args: *Ts, deadline: float | None = None
     ) -> T:
-        """work(*args). num_bytes: the size of what it works on. It may be begun anew on a thread: until it
+        """work(*args). num_bytes: the size of what it works on. It may be restarted on a thread: until it
         looks at the clock for the last time it must not have changed anything.
 
         Where the caller is cancelled, or the deadline passes (on time.monotonic), work in a queue is not

@@ -133,10 +133,9 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
         return {}
     if isinstance(value, str):
         return {DEFAULT_TEMPLATE: value}
-    try:
-        return {entry["name"]: entry["template"] for entry in value}
-    except (TypeError, KeyError):
+    entries = value if isinstance(value, list) else [value]
+    named = [(each.get("name"), each.get("template")) for each in entries if isinstance(each, dict)]
+    if len(named) < len(entries) or not all(isinstance(text, str) for pair in named for text in pair):
         file = path / "tokenizer_config.json"
-        raise CheckpointError(
-            f"{file}: chat_template is neither a text nor a list of named templates"
-        ) from None
+        raise CheckpointError(f"{file}: chat_template is neither a text nor a list of named templates")
+    return dict(named)

@@ -115,7 +115,7 @@ class Renderer:
         return render_pb2.TokenizeResponse(token_ids=token_ids)
 
     def detokenize(self, request: render_pb2.DetokenizeRequest) -> render_pb2.DetokenizeResponse:
-        """Ids of the model's that the tokenizer does not know decode to nothing.
+        """Ids of the model's that the tokenizer does not know decode to the empty string.
 
         Raises ServiceError: UNKNOWN_MODEL, PARAMETER_OUT_OF_RANGE.
         """
@@ -204,7 +204,7 @@ class Renderer:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Observed once it is done: what fails, or is begun anew, is none."""
+        """Observed at its end; a stage that fails or is restarted is not observed."""
         start = perf_counter()
         yield
         self._observe(name, perf_counter() - start)

@@ -15,9 +15,9 @@ from shared.log import get_logger
 
 SERVICE_NAME = "triptych.v1.SchedulerService"
 
-# A look at the scheduler, and an abort, that take longer have failed.
+# A poll of the scheduler, and an abort, fail after this.
 _CALL_SECONDS = 5.0
-# Between two looks: the first ones of a scheduler that is not ready come faster.
+# Between two polls; the first ones of a scheduler that is not ready come faster.
 _POLL_SECONDS = 1.0
 _FIRST_POLL_SECONDS = 0.05
 
@@ -29,7 +29,7 @@ async def _ignore(_ready: bool) -> None:
 
 
 class SchedulerClient:
-    """Calls one scheduler, and looks at its health and limits once a second."""
+    """Calls one scheduler, and polls its health and limits once a second."""
 
     def __init__(
         self, channel: grpc.aio.Channel, on_ready_change: Callable[[bool], Awaitable[None]] = _ignore
@@ -39,17 +39,17 @@ class SchedulerClient:
         self._health = health_pb2_grpc.HealthStub(channel)
         self._on_ready_change = on_ready_change
         self._watching: asyncio.Task[None] | None = None
-        # When last looked at, the scheduler said SERVING and described its model.
+        # At the last poll the scheduler said SERVING and described its model.
         self.is_ready = False
         # Kept when the scheduler goes away: the best guess of what it comes back with.
         self.model_info: types_pb2.ModelInfo | None = None
 
     def start(self) -> None:
-        """Begins to look at the scheduler."""
+        """Starts polling."""
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """Looks no more."""
+        """Stops polling."""
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -85,7 +85,7 @@ class SchedulerClient:
     async def _watch(self) -> None:
         pause = _FIRST_POLL_SECONDS
         while True:
-            is_ready = await self._look()
+            is_ready = await self._poll()
             if is_ready != self.is_ready:
                 self.is_ready = is_ready
                 pause = _FIRST_POLL_SECONDS
@@ -94,7 +94,7 @@ class SchedulerClient:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS)
 
-    async def _look(self) -> bool:
+    async def _poll(self) -> bool:
         """Whether the scheduler is ready; refreshes what is known of its model."""
         try:
             health = await self._health.Check(

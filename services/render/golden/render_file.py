@@ -71,7 +71,7 @@ def read_lines(
             fields = json.loads(line)
             text = fields.pop(_TEXT_KEY, "")
             request = json_format.ParseDict(fields, scheduler_pb2.GenerateRequest())
-        except (json_format.ParseError, ValueError, AttributeError, TypeError):
+        except (json_format.ParseError, ValueError, AttributeError, TypeError, RecursionError):
             request, text = scheduler_pb2.GenerateRequest(), ""
         if not request.prompt_token_ids or not isinstance(text, str):
             raise ConfigError(f"{name}, line {number}: not a request that render-file wrote")

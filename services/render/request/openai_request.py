@@ -34,7 +34,7 @@ def read_openai_request(text: str) -> render_pb2.RenderChatRequest:
         elif key in _REQUEST:
             _set(request, key, key, value)
         elif key in _ONLY:
-            if value not in _ONLY[key]:
+            if json.dumps(value) not in map(json.dumps, _ONLY[key]):  # 1 is not true
                 raise out_of_range(key, value, " or ".join(map(json.dumps, _ONLY[key])))
         elif key not in _READ_BELOW and key not in _WITHOUT_EFFECT:
             message = f"the key {key!r} is not known here"

@@ -79,7 +79,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         TrustLiterals(self._control_tokens, self._literal).visit(tree)
         repeated: Iterator[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
         for node in repeated:
-            node.body.insert(0, _look_at_clock(node.lineno))
+            node.body.insert(0, _check_clock_node(node.lineno))
         tree.set_environment(self)
         template = self.from_string(tree)
         # Every rendering copies them: several times as fast from a dict as from Jinja's chain of dicts.
@@ -88,7 +88,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def clock(self) -> None:
-        """Looked at from inside every loop and macro. Raises the error of a time limit that has passed."""
+        """Read in every loop and macro. Raises the error of a time limit that has passed."""
         check_clock()
 
     def concat(self, pieces: Iterable[Any]) -> str:
@@ -129,7 +129,7 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=lineno)
 
 
-def _look_at_clock(lineno: int) -> nodes.Node:
+def _check_clock_node(lineno: int) -> nodes.Node:
     """The statement `environment.clock`. Not a call: the sandbox checks each for ten times as long."""
     return nodes.ExprStmt(nodes.EnvironmentAttribute("clock")).set_lineno(lineno)
 

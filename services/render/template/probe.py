@@ -65,7 +65,7 @@ class _Prober:
         user = self._role(USER, calls)
         tools = self._tool_definitions()
         if not user.is_shown:
-            # No chat template, or one that asks for more than a question: requests will tell.
+            # No chat template, or one that needs more than a question: decided per request.
             user = replace(user, is_left_out=False, failure=user.failure or _NOTHING)
             return Capabilities(tools, calls if calls.is_shown else CallSupport(), {USER: user})
         other_roles = self._role(_OTHER_ROLE, calls)

@@ -1,7 +1,7 @@
 """Strings that know which of their characters the template wrote.
 
 Jinja's own type for that, `markupsafe.Markup`, is trusted as a whole: content is escaped before it joins one.
-That is too coarse here. A template goes on working with what it has joined, so content must read as itself
+That is too coarse here. A template keeps using the strings that it has joined, so content must read as itself
 (`'</think>' in text`), and characters of content that are harmless where they stand must not become a control
 token when others are taken out from between them (`replace`, `[::2]`, `lower`).
 """

@@ -27,7 +27,7 @@ class TokenizerLibrary(Protocol):
         """Token ids of the pieces, one after the other; added tokens are found where a piece has them."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of all of them at once. Unknown ids decode to nothing."""
+        """The text of all of them at once. Unknown ids decode to ""."""
 
     def token(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None if there is none with this id."""

@@ -64,7 +64,7 @@ class Tokenizer:
         return self._library.encode_pieces(pieces)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of all of them at once. Ids that the tokenizer does not know decode to nothing."""
+        """The text of all of them at once. Ids that the tokenizer does not know decode to ""."""
         return self._library.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:

@@ -114,6 +114,16 @@ def test_a_model_without_a_template_is_no_chat_model(tmp_path: Path) -> None:
         ("generation_config.json", '{"max_new_tokens": -1}', "generation_config.json"),
         ("tokenizer_config.json", '{"chat_template": [1]}', "neither a text nor a list"),
         ("tokenizer_config.json", '{"chat_template": 7}', "neither a text nor a list"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [{"name": "default", "template": null}]}',
+            "neither a text nor a list",
+        ),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [{"name": 1, "template": "x"}]}',
+            "neither a text nor a list",
+        ),
         ("chat_template.jinja", b"\xff", "not UTF-8"),
     ],
 )

@@ -130,7 +130,16 @@ def test_an_error_names_file_line_and_key(renderer: Renderer, line: bytes, messa
 
 @pytest.mark.parametrize(
     "line",
-    [b"{", b"[]", b"{}", b"1", b'{"prompt": 1}', b"\xff", b'{"prompt_token_ids": [1], "prompt_text": 1}'],
+    [
+        b"{",
+        b"[]",
+        b"{}",
+        b"1",
+        b'{"prompt": 1}',
+        b"\xff",
+        b'{"prompt_token_ids": [1], "prompt_text": 1}',
+        b"[" * 100_000,
+    ],
 )
 def test_a_file_that_was_not_rendered_is_refused(line: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^y, line 1: not a request that render-file wrote$"):

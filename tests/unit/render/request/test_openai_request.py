@@ -180,6 +180,7 @@ def test_tools_that_may_not_be_called_are_left_out() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": {}}, "tools"),
         ({"tools": [1]}, "tools[0]"),
