@@ -134,8 +134,14 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
     if isinstance(value, str):
         return {DEFAULT_TEMPLATE: value}
     entries = value if isinstance(value, list) else [value]
-    named = [(each.get("name"), each.get("template")) for each in entries if isinstance(each, dict)]
-    if len(named) < len(entries) or not all(isinstance(text, str) for pair in named for text in pair):
+    templates = {
+        name: template
+        for each in entries
+        if isinstance(each, dict)
+        and isinstance(name := each.get("name"), str)
+        and isinstance(template := each.get("template"), str)
+    }
+    if len(templates) < len(entries):
         file = path / "tokenizer_config.json"
         raise CheckpointError(f"{file}: chat_template is neither a text nor a list of named templates")
-    return dict(named)
+    return templates
