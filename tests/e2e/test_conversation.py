@@ -18,6 +18,8 @@ def _questions() -> list[Question]:
     return [question for group in zip(*by_task, strict=True) for question in group]
 
 
+# The longest test, worth it: whole answers through three processes, batched against alone, show each mix-up
+# of requests, blocks and positions that the parts' own tests could miss.
 async def test_answers_are_right_and_the_same_32_at_a_time_as_one_at_a_time(stack: Stack) -> None:
     questions = _questions()
     chats = [question.messages for question in questions]

@@ -43,6 +43,7 @@ def bystander() -> Iterator[ServiceProcess]:
         yield process
 
 
+# Worth its half minute: a shorter pass would end before a starved event loop shows.
 async def test_within_a_20_second_prefill_every_service_answers_health_within_100_ms(
     slow_stack: Stack, bystander: ServiceProcess
 ) -> None:
