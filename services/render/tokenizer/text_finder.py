@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
+from services.render.time_limit import check_clock
+
 # Characters searched at a time: a few milliseconds at worst, in which no other thread runs.
 _WINDOW = 128 * 1024
 # How far a match may reach out of its window: no token is longer.
@@ -52,6 +54,7 @@ class TextFinder:
 def _spans(pattern: re.Pattern[str], text: str, position: int = 0) -> Iterator[Span]:
     """Where a pattern matches from a position on."""
     while position < len(text):
+        check_clock()
         end = position + _WINDOW
         for match in pattern.finditer(text, position, end + _MARGIN):
             if match.start() >= end:

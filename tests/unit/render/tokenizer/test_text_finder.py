@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.render.time_limit import time_limit
 from services.render.tokenizer import text_finder
 from services.render.tokenizer.text_finder import Span, TextFinder
 
@@ -33,6 +34,11 @@ def test_texts_are_found_from_left_to_right_the_longest_at_each_place(texts: lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_finder, "_WINDOW", 3)
         assert list(finder.spans(text)) == expected
+
+
+def test_a_search_ends_when_its_time_is_over() -> None:
+    with time_limit(-1, TimeoutError()), pytest.raises(TimeoutError):
+        list(TextFinder(["<a>"]).spans("x" * 10))
 
 
 def test_what_is_found_is_replaced() -> None:
