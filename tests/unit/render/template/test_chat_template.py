@@ -220,9 +220,7 @@ def test_the_clock_can_be_set() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "content", [None, [], [{"type": "image"}], ["text"], [{"text": None}], {"text": "x"}]
-)
+@pytest.mark.parametrize("content", [None, [], [{"type": "image"}], ["text"], [{"text": None}]])
 def test_a_message_without_text_cannot_be_continued(content: object) -> None:
     message = render_pb2.ChatMessage(role="assistant", extra_json=json.dumps({"content": content}))
     request = render_pb2.RenderChatRequest(messages=[message], continue_final_message=True)
