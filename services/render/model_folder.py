@@ -134,14 +134,9 @@ def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
     if isinstance(value, str):
         return {DEFAULT_TEMPLATE: value}
     entries = value if isinstance(value, list) else [value]
-    templates = {
-        name: template
-        for each in entries
-        if isinstance(each, dict)
-        and isinstance(name := each.get("name"), str)
-        and isinstance(template := each.get("template"), str)
-    }
-    if len(templates) < len(entries):
-        file = path / "tokenizer_config.json"
-        raise CheckpointError(f"{file}: chat_template is neither a text nor a list of named templates")
-    return templates
+    for each in entries:
+        texts = [each.get("name"), each.get("template")] if isinstance(each, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            file = path / "tokenizer_config.json"
+            raise CheckpointError(f"{file}: chat_template is neither a text nor a list of named templates")
+    return {each["name"]: each["template"] for each in entries}
