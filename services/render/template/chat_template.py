@@ -45,12 +45,14 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         control_tokens: ControlTokens | None = None,
+        capabilities: Mapping[str, Capabilities] | None = None,
         max_seconds: float = 10.0,
         max_chars: int = MAX_CHARS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """sources: by name, DEFAULT_TEMPLATE for ordinary chats. control_tokens: in content they are text;
-        None trusts the content. Raises ConfigError on a syntax error."""
+        None trusts the content. capabilities: of the same sources, where they are known already. Raises
+        ConfigError on a syntax error."""
         self._control_tokens = control_tokens or ControlTokens(())
         self._environment = TemplateEnvironment(self._control_tokens, now)
         self._special_tokens = {name: trusted(text) for name, text in special_tokens.items()}
@@ -67,7 +69,7 @@ class ChatTemplate:
         # Variables that a caller may not set.
         self.reserved_names = _SET_HERE | self._environment.globals.keys() | special_tokens.keys()
         # By the template's name.
-        self.capabilities = {
+        self.capabilities = capabilities or {
             name: self._probe(self._compiled[name], always_with_tools=name == TOOL_TEMPLATE)
             for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
             if name in self._compiled

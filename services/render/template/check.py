@@ -31,7 +31,12 @@ def load_chat_template(model: ModelFolder, control_tokens: ControlTokens | None)
     trusting = ChatTemplate(model.chat_templates, model.special_tokens)
     if control_tokens is None:
         return trusting
-    checked = ChatTemplate(model.chat_templates, model.special_tokens, control_tokens=control_tokens)
+    checked = ChatTemplate(
+        model.chat_templates,
+        model.special_tokens,
+        control_tokens=control_tokens,
+        capabilities=trusting.capabilities,
+    )
     for conversation in _harmless_conversations():
         expected = _rendered(trusting, conversation)
         if expected is not None and _rendered(checked, conversation) != expected:
