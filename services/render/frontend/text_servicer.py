@@ -1,7 +1,7 @@
 """TextService: the text generator as gRPC calls."""
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -25,20 +25,20 @@ class TextServicer(render_pb2_grpc.TextServiceServicer):
     async def Chat(
         self, request: render_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[render_pb2.ChatResponse]:
-        generation = self._generator.generate(request.request, _deadline(context), _PREFIX)
-        async with aclosing(generation) as events:
+        async with self._generate(request.request, context) as events:
             async for event in events:
                 yield render_pb2.ChatResponse(event=event)
 
     async def Complete(
         self, request: render_pb2.CompleteRequest, context: Context
     ) -> AsyncIterator[render_pb2.CompleteResponse]:
-        generation = self._generator.generate(request.request, _deadline(context), _PREFIX)
-        async with aclosing(generation) as events:
+        async with self._generate(request.request, context) as events:
             async for event in events:
                 yield render_pb2.CompleteResponse(event=event)
 
-
-def _deadline(context: Context) -> float | None:
-    remaining = context.time_remaining()
-    return None if remaining is None else monotonic() + remaining
+    def _generate(
+        self, request: render_pb2.RenderChatRequest | render_pb2.RenderCompletionRequest, context: Context
+    ) -> AbstractAsyncContextManager[AsyncIterator[render_pb2.TextEvent]]:
+        remaining = context.time_remaining()
+        deadline = None if remaining is None else monotonic() + remaining
+        return aclosing(self._generator.generate(request, deadline, _PREFIX))

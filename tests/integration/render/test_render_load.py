@@ -3,7 +3,8 @@
 import asyncio
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -168,47 +169,53 @@ async def test_a_very_large_event_with_many_stop_strings_delays_no_health_check(
     assert 0 < health_seconds < MAX_HEALTH_SECONDS
 
 
-async def test_a_template_that_loops_over_a_small_request_delays_no_health_check(tmp_path: Path) -> None:
-    loops = "{% for a in range(2000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+@asynccontextmanager
+async def looping_render(
+    folder: Path, turns: int, inner_turns: int
+) -> AsyncIterator[tuple[ServiceProcess, grpc.aio.Channel]]:
+    """A process whose template loops so often where the content is `loop`."""
+    loops = (
+        f"{{% for a in range({turns}) %}}{{% for b in range({inner_turns}) %}}{{% endfor %}}{{% endfor %}}"
+    )
     source = f"{{{{ messages[0].content }}}}{{% if messages[0].content == 'loop' %}}{loops}{{% endif %}}"
-    folder = make_folder(tmp_path / "model", tokenizer_config={"chat_template": source})
+    make_folder(folder, tokenizer_config={"chat_template": source})
     with started("render", "--model", str(folder)) as process:
         process.wait_until_ready()
         async with grpc.aio.insecure_channel(str(process.address), options=CLIENT_OPTIONS) as channel:
-            stub = render_pb2_grpc.RenderServiceStub(channel)
-            health = health_pb2_grpc.HealthStub(channel)
-            for _ in range(3):
-                start = perf_counter()
-                looping = asyncio.ensure_future(stub.RenderChat(chat("loop")))
-                health_seconds = await slowest_while(
-                    looping, lambda: health.Check(health_pb2.HealthCheckRequest())
-                )
-                assert (await looping).generate_request.prompt_token_ids
-                assert perf_counter() - start > MAX_HEALTH_SECONDS  # it was long enough to show
-                if health_seconds < MAX_HEALTH_SECONDS:
-                    break
+            yield process, channel
+
+
+async def test_a_template_that_loops_over_a_small_request_delays_no_health_check(tmp_path: Path) -> None:
+    async with looping_render(tmp_path / "model", 2000, 1000) as (_, channel):
+        stub = render_pb2_grpc.RenderServiceStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+        for _attempt in range(3):
+            start = perf_counter()
+            looping = asyncio.ensure_future(stub.RenderChat(chat("loop")))
+            health_seconds = await slowest_while(
+                looping, lambda: health.Check(health_pb2.HealthCheckRequest())
+            )
+            assert (await looping).generate_request.prompt_token_ids
+            assert perf_counter() - start > MAX_HEALTH_SECONDS  # it was long enough to show
+            if health_seconds < MAX_HEALTH_SECONDS:
+                break
     assert 0 < health_seconds < MAX_HEALTH_SECONDS
 
 
 async def test_work_ends_once_its_caller_has_gone(tmp_path: Path) -> None:
-    """The template would go on for ten seconds, its limit, after each call."""
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    source = f"{{{{ messages[0].content }}}}{{% if messages[0].content == 'loop' %}}{loops}{{% endif %}}"
-    folder = make_folder(tmp_path / "model", tokenizer_config={"chat_template": source})
-    with started("render", "--model", str(folder)) as process:
-        process.wait_until_ready()
-        async with grpc.aio.insecure_channel(str(process.address), options=CLIENT_OPTIONS) as channel:
-            stub = render_pb2_grpc.RenderServiceStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.RenderChat(chat("loop"), timeout=1)
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            cancelled = stub.RenderChat(chat("loop"))
-            await asyncio.sleep(0.5)
-            cancelled.cancel()
-            await asyncio.sleep(0.5)
-            before = cpu_seconds(process)
-            await asyncio.sleep(2)
-            assert cpu_seconds(process) - before < 0.5
+    """The template would run for ten seconds, its limit, after each call."""
+    async with looping_render(tmp_path / "model", 99999, 99999) as (process, channel):
+        stub = render_pb2_grpc.RenderServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.RenderChat(chat("loop"), timeout=1)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        cancelled = stub.RenderChat(chat("loop"))
+        await asyncio.sleep(0.5)
+        cancelled.cancel()
+        await asyncio.sleep(0.5)
+        before = cpu_seconds(process)
+        await asyncio.sleep(2)
+        assert cpu_seconds(process) - before < 0.5
 
 
 def cpu_seconds(process: ServiceProcess) -> float:
